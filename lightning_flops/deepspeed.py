@@ -25,9 +25,7 @@ except ModuleNotFoundError as missing:
 
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lightning_flops.adapters.deepspeed_context import log_mistakes, make_without_builtin
-from lightning_flops.adapters.deepspeed_engine import EngineAdapter
-from lightning_flops.adapters.engines import engine_run
+from lightning_flops.adapters.deepspeed import EngineAdapter, engine_run, log_mistakes, make_without_builtin
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.measure.patches import Ends, listen

@@ -18,7 +18,7 @@ from multiprocessing.context import get_spawning_popen
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from lightning_flops.adapters.deepspeed_context import make_without_builtin, settings_of
+from lightning_flops.adapters.deepspeed import make_without_builtin, settings_of
 from lightning_flops.adapters.lightning import IMPORT_ROOTS, LightningAdapter, block_of, is_deepspeed
 from lightning_flops.adapters.when_imported import when_imported
 from lightning_flops.config import (

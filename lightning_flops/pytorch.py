@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import torch
 from torch import nn
 
-from lightning_flops.adapters.deepspeed_engine import EngineAdapter
-from lightning_flops.adapters.engines import engine_in, engine_run
+from lightning_flops.adapters.deepspeed import engine_in, engine_run
 from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import frame_of, loop_output, optimizers_in
 from lightning_flops.analysis.flop_counts import FlopCounts
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from lightning_flops.records import ModuleRecord
     from lightning_flops.schema.profile import Profile
 
-    _Make = Callable[[Callable[[Profile], None]], tuple[LoopAdapter | EngineAdapter, Callable[[], None]]]
+    _Make = Callable[[Callable[[Profile], None]], tuple[LoopAdapter, Callable[[], None]]]
 
 T = TypeVar("T")
 
@@ -250,13 +249,12 @@ def profile_training(
     engine = engine_in(model)  # made by the loop, by accelerate or by Fabric
     optimizers = optimizers_in(optimizer) if engine is None else ()
 
-    def make(publish: Callable[[Profile], None]) -> tuple[LoopAdapter | EngineAdapter, Callable[[], None]]:
+    def make(publish: Callable[[Profile], None]) -> tuple[LoopAdapter, Callable[[], None]]:
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
         output, close = loop_output(frame, config, log_dir=log_dir, writer=writer)
         if engine is not None:
-            of_engine = engine_run(engine, config, publish, output=output)
-            of_engine.log_every, of_engine.initial_step = log_every_n_steps, initial_step
-            return of_engine, close
+            how = {"log_every": log_every_n_steps, "initial_step": initial_step}
+            return engine_run(engine, config, publish, output=output, **how), close
         loop = LoopAdapter(
             model,
             optimizers,
@@ -337,10 +335,13 @@ class TrainingProfiler(ProfiledRun):
             yield
 
 
+_fetch_begins, _fetch_ends = safe(LoopAdapter.fetch_begins), safe(LoopAdapter.fetch_ends)
+
+
 class Batches(Generic[T]):
     """The user's *loader*, whose batches are seen by the adapter that *loop* returns; all else is as it was."""
 
-    def __init__(self, loader: Iterable[T], loop: Callable[[], LoopAdapter | EngineAdapter | None]) -> None:
+    def __init__(self, loader: Iterable[T], loop: Callable[[], LoopAdapter | None]) -> None:
         self._loader = loader
         self._loop = loop
 
@@ -349,14 +350,14 @@ class Batches(Generic[T]):
         while True:
             loop, batch = self._loop(), None
             if loop is not None:
-                loop.fetch_begins(self)
+                _fetch_begins(loop, self)
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
             finally:
                 if loop is not None:
-                    loop.fetch_ends(batch, handed_out=True)
+                    _fetch_ends(loop, batch, handed_out=True)
             yield batch
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ except ModuleNotFoundError as missing:
         f"FlopsProfilerTrainerCallback needs {missing.name}: install lightning-flops[transformers]"
     ) from missing
 
-from lightning_flops.adapters.deepspeed_context import settings_of
+from lightning_flops.adapters.deepspeed import settings_of
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, given_settings, takes_settings
 from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe

@@ -25,10 +25,11 @@ from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.batches import samples_in, tensor_shapes
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
-from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes, TimePhase
+from lightning_flops.records import Loop, RunContext, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
+from lightning_flops.run.throughput import Batch
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 from lightning_flops.sinks.services import Services
@@ -61,15 +62,6 @@ _OF_STRATEGY = frozenset("batch_to_device training_step validation_step test_ste
 
 
 @dataclass(slots=True)
-class _Batch:
-    """The running batch."""
-
-    given: Any = None
-    shapes: Shapes = ()
-    tokens: BatchTokens | None = None
-
-
-@dataclass(slots=True)
 class _Done:
     """What has gone through the loop."""
 
@@ -94,13 +86,12 @@ class LightningAdapter(PhasedAdapter):
     ) -> None:
         self._trainer = trainer
         self._callback = callback
-        self._others = 0  # fits of other Trainers that go on inside of this one
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
         self._engine = _engine_of(trainer) if self._trains else None
         found, accumulate = _loaders(trainer, loop), trainer.accumulate_grad_batches if self._trains else 1
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(found) == 1
-        self._batch = _Batch()
+        self._batch: Batch = None, (), None  # the running one
         self._done = _Done()
         self._hooked: frozenset[str] = frozenset()  # actions of hooks in which something runs
         self._in_backward = self._updates = False  # while parts are marked: autograd runs, the optimizer computes
@@ -161,9 +152,8 @@ class LightningAdapter(PhasedAdapter):
         hear_fetches(self, undo)
         for module in (sys.modules.get(f"{root}.trainer.call") for root in IMPORT_ROOTS):
             if hasattr(module, _EVERY_LOOP):
-                hear(
-                    self, module, _EVERY_LOOP, undo, begins=LightningAdapter.fit_begins, ends=LightningAdapter.fit_ends
-                )
+                begins, ends = LightningAdapter._fit_begins, LightningAdapter._fit_ends
+                hear(self, module, _EVERY_LOOP, undo, begins=begins, ends=ends)
         if self._manual:
             self._hear_what_is_called_by_hand(undo)
         self._done.attempts = self._attempted()
@@ -180,28 +170,17 @@ class LightningAdapter(PhasedAdapter):
     @safe
     def heard_as(self, action_name: str, *, begins: bool) -> Callable[[], object] | None:
         """What is done where an action of this name begins, or ends; None: it is no part of a step."""
-        run, (owner, _, kind) = self.run, action_name.rpartition(".")
-        part = _PARTS.get(kind)
+        owner, _, kind = action_name.rpartition(".")
+        kind = "next" if kind.endswith("_next") else kind
+        is_theirs = kind in _OF_STRATEGY and not owner.startswith("[Strategy]")  # of the user's module
         is_empty = kind in _HOOKS and action_name not in self._hooked
-        # Autograd runs between the last hook before the backward and the first one after it.
-        backward_begins = not begins and kind == "on_before_backward" and owner.startswith("[LightningModule]")
-        if kind.endswith("_next"):
-            return self.fetch_begins if begins else partial(self.fetch_ends, None)
-        if kind == "save_checkpoint":
-            return partial(run.outside, "checkpoint") if begins else run.inside
-        if part is None or (kind in _OF_STRATEGY and not owner.startswith("[Strategy]")):
-            return None
-        if kind == "on_after_backward" and begins:
-            return partial(self._backward_is_over, None if is_empty else part)
-        if backward_begins:
-            return partial(self._backward_begins, is_inside=not is_empty)
-        if kind == "optimizer_step":
-            return self._update_begins if begins else self._update_ends
-        if kind == "configure_gradient_clipping" and not begins:
-            return self._clipped
-        if is_empty:
-            return None
-        return partial(run.enter, part, counts=part == "forward") if begins else run.leave
+        does: Callable[[], object] | None = None
+        if (part := _PARTS.get(kind)) is not None and not (is_theirs or is_empty):
+            does = partial(self.run.enter, part, counts=part == "forward") if begins else self.run.leave
+        own = _OWN.get((kind, begins))
+        if own is None or (kind == "on_before_backward" and not owner.startswith("[LightningModule]")):
+            return does
+        return partial(own, self, does)
 
     @safe
     def hear_action(self, profiler: Any, heard: Callable[[], object]) -> None:
@@ -209,37 +188,39 @@ class LightningAdapter(PhasedAdapter):
         if profiler is self._trainer.profiler and not self._is_another():  # type: ignore[attr-defined]
             heard()
 
-    def _backward_begins(self, *, is_inside: bool) -> None:
-        if is_inside:
-            self.run.leave()
+    # Of these each does what it does as a part, too, if it is one.
+
+    def _backward_begins(self, does: Callable[[], object] | None) -> None:
+        if does is not None:
+            does()
         self._in_backward = True
         self.run.enter("backward")
 
-    def _backward_is_over(self, part: TimePhase | None) -> None:
+    def _backward_is_over(self, does: Callable[[], object] | None) -> None:
         if self._in_backward:
             self._in_backward = False
             self.run.leave()
-        if part is not None:
-            self.run.enter(part, counts=False)
+        if does is not None:
+            does()
 
-    # The update's action is around the closure with the forward and the backward. Its own work follows on clipping,
-    # which is the last thing in there; what Lightning does around these is other.
-
-    def _update_begins(self) -> None:
-        self.run.enter("other", counts=False)
-
-    def _clipped(self) -> None:
-        self.run.leave()
+    def _clipped(self, does: Callable[[], object]) -> None:
+        does()
         if not self._updates:
             self._updates = True
             engine = self._engine  # Lightning calls DeepSpeed's update after every batch
             self.run.enter("optimizer", counts=engine is None or bool(engine.is_gradient_accumulation_boundary()))
 
-    def _update_ends(self) -> None:
+    def _update_ends(self, does: Callable[[], object]) -> None:
         if self._updates:
             self._updates = False
             self.run.leave()
-        self.run.leave()
+        does()
+
+    def _saves(self, _: None) -> None:
+        self.run.outside("checkpoint")
+
+    def _saved(self, _: None) -> None:
+        self.run.inside()
 
     @safe
     def fetch_begins(self, iterator: Any = None) -> None:
@@ -263,45 +244,35 @@ class LightningAdapter(PhasedAdapter):
     # ---- fits inside of this one: a finder's, which takes all callbacks off its Trainer, and those of other Trainers
 
     def _is_another(self) -> bool:
-        """Whether another fit goes on now, which belongs to no step of this one."""
+        """Whether a finder's fit goes on now, which belongs to no step of this one."""
         callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
-        is_another = self._others > 0 or not any(one is self._callback for one in callbacks)
-        if is_another:
-            self.run.between_steps(_OTHER_FIT)
-        elif self.run.between == _OTHER_FIT:
-            self.run.between_steps("")
+        is_another = not any(one is self._callback for one in callbacks)
+        if is_another or self.run.between == _OTHER_FIT:
+            self.run.between_steps(_OTHER_FIT if is_another else "")
         return is_another
 
-    @safe
-    def fit_begins(self, *_: Any, **__: Any) -> None:
-        """A Trainer begins a loop inside of this one."""
-        self._others += 1
-        self._is_another()
+    def _fit_begins(self, *_: Any, **__: Any) -> None:
+        self.run.outside(_OTHER_FIT)
 
-    @safe
-    def fit_ends(self, _: Any) -> None:
-        """The end of that loop."""
-        self._others -= 1
-        self._is_another()
+    def _fit_ends(self, _: Any) -> None:
+        self.run.inside()
 
     # ---- manual optimization: what is called without the Trainer, whose actions and counter know nothing of it
 
     def _hear_what_is_called_by_hand(self, undo: Undo) -> None:
         begins, ends = LightningAdapter._begins_by_hand, LightningAdapter._ends_by_hand
-        whats: tuple[TimePhase, ...] = ("backward", "optimizer")
-        backward, update = ((partial(begins, part=one), partial(ends, part=one)) for one in whats)
-        hear(self, torch.autograd, "backward", undo, begins=backward[0], ends=backward[1])
+        parts = {"begins": partial(begins, part="backward"), "ends": partial(ends, part="backward")}
+        hear(self, torch.autograd, "backward", undo, **parts)
+        update = Hook(self, partial(begins, part="optimizer")), Hook(self, partial(ends, part="optimizer"))
         for one in self._trainer.optimizers:
             if hasattr(one, "register_step_pre_hook"):
-                undo.callback(one.register_step_pre_hook(Hook(self, update[0])).remove)
-                undo.callback(one.register_step_post_hook(Hook(self, update[1])).remove)
+                undo.callback(one.register_step_pre_hook(update[0]).remove)
+                undo.callback(one.register_step_post_hook(update[1]).remove)
 
-    @safe
     def _begins_by_hand(self, /, *_: Any, part: TimePhase, **__: Any) -> None:
         if not self._is_another():
             self.run.enter(part)
 
-    @safe
     def _ends_by_hand(self, /, *_: Any, part: TimePhase) -> None:
         if not self._is_another():
             self.run.leave()
@@ -321,30 +292,31 @@ class LightningAdapter(PhasedAdapter):
 
     def batch_starts(self, batch: Any) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
-        self.run.between_steps("")
-        tokens = self.run.tokens.take(batch, fetched=self._reads_ahead) if self.run.tokens.reads else None
-        self._batch = _Batch(batch, tensor_shapes(batch), tokens)
-        self.run.batch_begins(self._batch.shapes, tokens)
+        run = self.run
+        run.between_steps("")
+        tokens = run.tokens.take(batch, fetched=self._reads_ahead) if run.tokens.reads else None
+        self._batch = batch, tensor_shapes(batch), tokens
+        run.batch_begins(*self._batch[1:])
 
     def batch_ends(self, batch: Any, outputs: Any) -> None:
         """*batch* went through the loop, and with it perhaps a step; *outputs* is what Lightning keeps of it."""
         if batch is None:
             return  # the loader yielded None, and nothing ran
-        running, self._batch = self._batch, _Batch()
-        if batch is not running.given:
-            running.shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
+        (given, shapes, tokens), self._batch, done = self._batch, (None, (), None), self._done
+        if batch is not given:
+            shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
         rows = _rows(self._trainer, self.facts.loop, batch)
         if self._trains and not self._manual and not outputs:  # the step returned None: nothing was trained on
-            rows, running = 0, _Batch()
-        self._done.batches += 1
-        before, self._done.attempts = self._done.attempts, self._attempted()
-        updates, self._done.updates = max(self._done.updates, self._done.attempts - before), 0
+            rows, shapes, tokens = 0, (), None
+        done.batches += 1
+        before, done.attempts = done.attempts, self._attempted()
+        updates, done.updates = max(done.updates, done.attempts - before), 0
         # In manual optimization Lightning's stand-in for an optimizer makes no steps.
         unseen = self._manual and all(is_lightnings(type(one)) for one in self._trainer.optimizers)
         ends_step = not self._trains or updates > 0 or unseen
+        known = None if rows is None else [rows]
         logs = ends_step and self._logs()
-        done, known = (batch, running.shapes, running.tokens), None if rows is None else [rows]
-        self.run.batch_done(done, updates=updates, ends_step=ends_step, logs=logs, rows=known)
+        self.run.batch_done((batch, shapes, tokens), updates=updates, ends_step=ends_step, logs=logs, rows=known)
 
     def _attempted(self) -> int:
         """Optimizer attempts so far; DeepSpeed accumulates across epochs, where Lightning starts anew."""
@@ -362,6 +334,22 @@ class LightningAdapter(PhasedAdapter):
             return self._done.batches
         stepped = getattr(self._trainer.fit_loop.epoch_loop, "_batches_that_stepped", None)  # a private name
         return int(self._trainer.global_step if stepped is None else stepped)
+
+
+_OWN: dict[tuple[str, bool], Callable[..., object]] = {
+    ("next", True): LightningAdapter.fetch_begins,
+    ("next", False): LightningAdapter.fetch_ends,
+    ("save_checkpoint", True): LightningAdapter._saves,
+    ("save_checkpoint", False): LightningAdapter._saved,
+    # Autograd runs between the last hook before the backward, which is the module's, and the first one after it.
+    ("on_before_backward", False): LightningAdapter._backward_begins,
+    ("on_after_backward", True): LightningAdapter._backward_is_over,
+    # The update's action is around the closure with the forward and the backward. Its own work follows on clipping,
+    # which is the last thing in there; what Lightning does around these is other.
+    ("configure_gradient_clipping", False): LightningAdapter._clipped,
+    ("optimizer_step", False): LightningAdapter._update_ends,
+}
+"""What is done where an action begins, or else ends, by its kind."""
 
 
 # ---- what a Trainer knows about its run, and where its reports go; nothing here asks another rank
@@ -409,21 +397,20 @@ def _rows(trainer: Trainer, loop: Loop, batch: Any) -> int | None:
     combined: Any = getattr(running, "_combined_loader", None)  # a private name, as that of its mode
     if getattr(combined, "_mode", "sequential") == "sequential" or not isinstance(combined.iterables, _SEVERAL):
         return None
-    known = [samples_in(tensor_shapes(one)) for one in _parts(batch, combined.iterables)]
+    known = [samples_in(tensor_shapes(one)) for one in _parts(batch, combined.iterables) if one is not None]
     return None if None in known else sum(one or 0 for one in known)
 
 
 def _parts(batch: Any, loaders: Any) -> list[Any]:
     """What each of *loaders* has put into *batch*, which is built as they are; the whole where it is not any more."""
-    if not isinstance(loaders, _SEVERAL):
-        return [] if batch is None else [batch]  # a loader that is at its end
-    if isinstance(loaders, Mapping) and isinstance(batch, Mapping) and batch.keys() == loaders.keys():
-        pairs = [(batch[name], one) for name, one in loaders.items()]
-    elif isinstance(batch, (list, tuple)) and len(batch) == len(loaders) and not isinstance(loaders, Mapping):
-        pairs = list(zip(batch, loaders, strict=True))
-    else:
+    if not (isinstance(loaders, _SEVERAL) and isinstance(batch, _SEVERAL) and len(batch) == len(loaders)):
         return [batch]
-    return [part for one in pairs for part in _parts(*one)]
+    names = loaders.keys() if isinstance(loaders, Mapping) else range(len(loaders))
+    if isinstance(batch, Mapping) is not isinstance(loaders, Mapping) or (
+        isinstance(batch, Mapping) and batch.keys() != names
+    ):
+        return [batch]
+    return [part for name in names for part in _parts(batch[name], loaders[name])]
 
 
 def run_context(trainer: Trainer, loop: Loop = "training") -> RunContext:

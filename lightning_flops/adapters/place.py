@@ -161,7 +161,9 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: str = "") -> RunContext:
+def run_context(
+    frame: Frame, model: nn.Module, device: torch.device, *, accumulate: int, autocast: str = ""
+) -> RunContext:
     """Where the loop runs, as far as a rank knows without asking the others; *autocast* as for ``Frame.precision``."""
     sizes = frame.sizes
     if sizes is None:  # the largest of each known dimension of the meshes that the parameters are spread over
@@ -170,7 +172,7 @@ def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: st
         sizes = sizes_along(dict(sorted(known, key=operator.itemgetter(1))), world_size=frame.world_size)
     alike = ("framework", "framework_version", "rank", "world_size", "strategy")
     fields: dict[str, Any] = {name: getattr(frame, name) for name in alike}
-    return run_context_on(device_of(model), sizes, precision=frame.precision(autocast), accumulate=accumulate, **fields)
+    return run_context_on(device, sizes, precision=frame.precision(autocast), accumulate=accumulate, **fields)
 
 
 def loop_output(

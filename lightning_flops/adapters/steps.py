@@ -10,6 +10,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+_DOUBTFUL = "a batch may have been trained on that was taken for one of an evaluation"
+_PARTLY = "the model was called without gradients on a batch, and trained on a part of it"
 _MOST_AHEAD = 2  # batches that stay fetched ahead from step to step; a loop that skips some at a resume leaves more
 
 
@@ -30,14 +32,6 @@ class StepEnd:
     why: str = ""  #: Why the samples are not known, if they are not.
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What an event is, and the step that ended just before it."""
-
-    part: Part = Part.STEP
-    ended: StepEnd | None = None
-
-
 @dataclass(slots=True)
 class _Fetched:
     """A batch that a loader has handed out."""
@@ -47,7 +41,7 @@ class _Fetched:
     rows: int | None
     parts: int  # alike elements of a list, of which each may be a batch of its own
     left: int = 0  # rows that nothing was trained on so far
-    looked: bool = False  # a model has looked at it before anything trained
+    looker: Hashable = None  # model that was called with as many rows, without gradients, before anything trained
 
 
 @dataclass(slots=True)
@@ -55,7 +49,6 @@ class _Step:
     """The running step."""
 
     begun: bool = False  # something was fetched for it, or has trained
-    looked: bool = False  # a forward without gradients came first
     computed: bool = False  # anything was seen to compute
     lookers: set[Hashable] = field(default_factory=set)  # models in evaluation mode that did, before any trained
     forwards: int = 0  # with gradients
@@ -65,7 +58,8 @@ class _Step:
     own_model: Hashable = None  # whose forwards the rows are, where nothing was fetched
     is_fetched: bool = False  # the rows are a loader's
     updates: Counter[Hashable] = field(default_factory=Counter)
-    looked_rows: set[int | None] = field(default_factory=set)  # of evaluations since the step before
+    doubtful: set[int | None] = field(default_factory=set)  # rows of what was taken for an evaluation's
+    evaluations: int = 0  # batches that were fetched for one; one alone may have been a part of the step
     why: str = ""
 
     def add(self, rows: int | None, *, micro_step: bool) -> None:
@@ -103,8 +97,7 @@ class _Heard:
     """What was heard so far, in all steps."""
 
     feeders: set[Hashable] = field(default_factory=set)  # iterators and loaders whose batches were trained on
-    looked_at: set[Hashable] = field(default_factory=set)  # and those whose batches a model has only looked at
-    latest: Hashable = None  # iterator that was asked
+    evaluators: set[Hashable] = field(default_factory=set)  # loaders whose batches models have only looked at
     trainees: set[Hashable] = field(default_factory=set)  # models that were called with gradients
     usual_lookers: set[Hashable] | None = None  # models that have looked first in each step so far
     in_training_mode: bool = False  # a model was called with gradients in it, once
@@ -118,90 +111,62 @@ class _Rows:
     waiting: list[_Fetched] = field(default_factory=list)
     current: _Fetched | None = None  # what the latest micro-step is of
     rest: int = 0  # rows of earlier batches that no forward got
-    evaluated: _Fetched | None = None  # what a model that does not train has looked at since the latest step
+    rest_looker: Hashable = None  # as of the batch that has the rest
 
     def leave_current(self) -> None:
         """No further piece of the latest batch comes: its other rows were handed out, too."""
-        if self.current is not None:
+        if self.current is not None and self.current.left:
             self.rest += self.current.left
-            self.current = None
+            self.rest_looker = self.current.looker
+        self.current = None
 
 
 class Steps:
     """The machine of one loop, which updates these *optimizers*; with none of them, steps end where the loop says so.
 
-    Models, optimizers, iterators and loaders are known by any hashable name; nothing of them is held.
+    Models, optimizers, iterators and loaders are known by any hashable name; nothing of them is held. Each event
+    returns what it is, and ``ended`` has the step that ended just before it, until it is taken.
     """
 
     def __init__(self, optimizers: Iterable[Hashable] = ()) -> None:
         self._optimizers = frozenset(optimizers)
-        self._step = _Step()
+        self.step = _Step()
         self._rows = _Rows()
-        self._heard = _Heard()
+        self.heard = _Heard()
         self.says = Says()
         self.inside = Depths()
         self.away = False  # for an evaluation, until the loop goes on
-
-    @property
-    def outside(self) -> bool:
-        """Whether what runs now belongs to no step."""
-        return self.away or self.inside.left_out > 0
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether it does not because the loop says so."""
-        return self.inside.left_out > 0
+        self.ended: StepEnd | None = None
 
     @property
     def is_inside(self) -> bool:
         """Whether a call of a model now would be a part of something else."""
-        return self.inside.forwards + self.inside.backwards + self.inside.fetches + self.inside.left_out > 0
-
-    @property
-    def awaits_backward(self) -> bool:
-        """Whether a model was called with gradients, and autograd has not run since."""
-        return self._step.in_round and not self.inside.left_out
-
-    def is_fed_by(self, source: Hashable) -> bool:
-        """Whether steps were trained on batches of *source*."""
-        return source in self._heard.feeders
-
-    @property
-    def fetches(self) -> bool:
-        """Whether steps were trained on fetched batches."""
-        return bool(self._heard.feeders)
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether anything of the running step was seen to compute."""
-        return self._step.computed
-
-    @property
-    def is_blind(self) -> bool:
-        """Whether no model was ever called: compiled code may hide its calls."""
-        return not self._heard.calls
+        inside = self.inside
+        return inside.forwards + inside.backwards + inside.fetches + inside.left_out > 0
 
     # ---- fetches
 
     def fetch_begins(
         self, source: Hashable, loader: Hashable = None, *, grads: bool = True, training: bool = True
-    ) -> Decision:
+    ) -> Part:
         """The iterator *source* of *loader* is asked for a batch; *training*: a model is in training mode."""
-        self.inside.updates = 0  # no update runs where a batch is asked for: it has raised
-        self.inside.fetches += 1
-        if self.inside.fetches > 1 or self.inside.left_out:
-            return Decision(Part.INNER)
-        ended = self._end() if self._step.updates and self._ends_by_itself else None
-        # A new iterator of a loader that feeds steps begins an epoch; asked again before it fed one, it evaluates.
-        is_known = source in self._heard.feeders or (loader in self._heard.feeders and source != self._heard.latest)
-        self._heard.latest = source
-        if self.says.outside or self.inside.phases:
-            self.away &= not is_known
+        inside, heard = self.inside, self.heard
+        inside.updates = 0  # no update runs where a batch is asked for: it has raised
+        inside.fetches += 1
+        if inside.fetches > 1 or inside.left_out:
+            return Part.INNER
+        if self.step.updates and self._ends_by_itself:
+            self._end()
+        if source in heard.feeders or self.says.outside or inside.phases:
+            self.away &= source not in heard.feeders
         else:
-            is_looked_at = self._is_looked_at(source, loader) and not is_known
-            may_train = is_known or training or not self._heard.in_training_mode
-            self.away = is_looked_at or not (grads and may_train)
-        return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
+            for one in self._rows.waiting:  # asked again, though nothing was trained on what it has brought
+                if one.looker is not None and one.loader == loader:
+                    heard.evaluators.add(loader)
+            may_train = training or not heard.in_training_mode
+            self.away = loader in heard.evaluators - heard.feeders or not (grads and may_train)
+            self.step.evaluations += self.away
+        return Part.OUTSIDE if self.away else Part.STEP
 
     def fetch_ends(
         self,
@@ -215,106 +180,94 @@ class Steps:
         """It has brought *rows* in *parts* alike tensors; *explicit*: the loop itself says that this is a batch."""
         self.inside.fetches = max(0, self.inside.fetches - 1)
         self.says.batches |= explicit
-        if self.inside.fetches or self.outside or explicit < self.says.batches:
+        if self.inside.fetches or self.away or self.inside.left_out or explicit < self.says.batches:
             return
-        if not self._step.begun:
+        if not self.step.begun:
             self._rows.leave_current()
         self._rows.waiting.append(_Fetched(source, source if loader is None else loader, rows, parts))
-        self._step.begun = True
-
-    def _is_looked_at(self, source: Hashable, loader: Hashable) -> bool:
-        """Whether batches of *source* or *loader* were only looked at; all that were, before anything trains."""
-        if self._step.looked and not self._heard.trainees:
-            self._look_at_waiting()
-        return not self._heard.looked_at.isdisjoint((source, loader))
-
-    def _look_at_waiting(self) -> None:
-        """What waits was looked at, so that its loader may be one for evaluations."""
-        for one in self._rows.waiting:
-            one.looked = True
-            self._heard.looked_at |= {one.source, one.loader}
-        self._step.looked = self._step.begun = False
+        self.step.begun = True
 
     def fetch_fails(self, source: Hashable = None) -> None:
         """It is at its end, or has raised: what it has brought without feeding a step was for something else."""
         self.inside.fetches = max(0, self.inside.fetches - 1)
-        if source is not None and source not in self._heard.feeders:
-            self._rows.waiting = [one for one in self._rows.waiting if one.source != source]
+        if source is not None and source not in self.heard.feeders:
+            self._drop({source})
 
-    def expect(self, source: Hashable) -> None:
-        """The loop says that *source* feeds its steps."""
-        self._heard.feeders.add(source)
+    def _drop(self, sources: set[Hashable]) -> None:
+        """Nothing will be trained on what waits of *sources*; what was looked at was an evaluation's."""
+        for one in [*self._rows.waiting]:
+            if one.source in sources:
+                self._rows.waiting.remove(one)
+                if one.looker is not None:
+                    self.heard.evaluators.add(one.loader)
 
     # ---- forwards
 
     def forward_begins(
         self, model: Hashable, rows: int | None, *, grads: bool = True, training: bool = True, same: bool = False
-    ) -> Decision:
+    ) -> Part:
         """*model* is called with *rows*; *same*: with the very tensor that a forward of this step was called with."""
-        self.inside.forwards += 1
-        if self.inside.left_out:
-            return Decision(Part.OUTSIDE)
-        if self.inside.forwards > 1 or self.inside.backwards or self.inside.fetches:
-            return Decision(Part.INNER)
-        self._heard.calls = True
+        inside, heard = self.inside, self.heard
+        inside.forwards += 1
+        if inside.left_out:
+            return Part.OUTSIDE
+        if inside.forwards > 1 or inside.backwards or inside.fetches:
+            return Part.INNER
+        heard.calls = True
         if not grads:
             return self._look(model, rows, training=training)
         self.away = False
-        ended = self._end() if self._is_complete and not self._ends_at_fetch else None
-        step = self._step
-        if not step.forwards and (self._rows.waiting or not self._heard.feeders):
-            usual = self._heard.usual_lookers
-            self._heard.usual_lookers = step.lookers if usual is None else usual & step.lookers
-        self._heard.trainees.add(model)
-        self._heard.in_training_mode |= training
+        if len(self._optimizers) == 1 or not heard.feeders:  # of several a step ends where a batch is fetched
+            self._end_if_complete()
+        step = self.step
+        if not step.forwards and (self._rows.waiting or not heard.feeders):
+            usual = heard.usual_lookers
+            heard.usual_lookers = step.lookers if usual is None else usual & step.lookers
+        heard.trainees.add(model)
+        heard.in_training_mode |= training
         begins = not (same or step.updates) and self._trains(model, rows, starts=not step.in_round)
         step.begun = step.in_round = step.computed = True
         step.forwards += 1
-        return Decision(Part.MICRO_STEP if begins else Part.STEP, ended)
+        return Part.MICRO_STEP if begins else Part.STEP
 
     def forward_ends(self) -> None:
         """A call of a model is over, or has raised."""
         self.inside.forwards = max(0, self.inside.forwards - 1)
 
-    def _look(self, model: Hashable, rows: int | None, *, training: bool) -> Decision:
+    def _look(self, model: Hashable, rows: int | None, *, training: bool) -> Part:
         """A forward without gradients: a teacher, a rollout or an evaluation."""
-        ended = self._end() if self._is_complete and not self.away else None
-        step = self._step
-        step.computed = True
-        step.looked |= not training or step.begun
-        if self.says.outside or self.inside.phases:
-            return Decision(self._looked_at(rows), ended)
-        if not (training or step.forwards):
-            step.lookers.add(model)
-        evaluates = not (training or self._is_looked_at_by(model))
-        if self._rows.waiting and (self._heard.feeders or evaluates) and not (step.forwards or self._is_fed):
-            self._look_at_waiting()  # of a loader that never fed a step
-            self._rows.evaluated = self._rows.waiting[-1] if model not in self._heard.trainees else None
-            self._rows.waiting, evaluates = [], True
-        self.away |= evaluates
-        return Decision(self._looked_at(rows), ended)
-
-    def _looked_at(self, rows: int | None) -> Part:
-        """What a forward without gradients on *rows* is."""
         if not self.away:
-            return Part.STEP
-        self._step.looked_rows.add(rows)
-        return Part.OUTSIDE
+            self._end_if_complete()
+        step, heard, waiting = self.step, self.heard, self._rows.waiting
+        step.computed = True
+        if not (self.says.outside or self.inside.phases):
+            evaluates = not (training or self._is_looked_at_by(model))
+            if not (training or step.forwards):
+                step.lookers.add(model)
+            if waiting and not step.forwards:
+                is_new = heard.feeders.isdisjoint(one.loader for one in waiting)
+                if is_new and model in heard.trainees and (heard.feeders or evaluates):
+                    step.doubtful |= {one.rows for one in waiting}
+                    heard.evaluators |= {one.loader for one in waiting}
+                    waiting.clear()
+                    step.begun, evaluates, step.evaluations = False, True, step.evaluations + 1
+                elif rows == waiting[-1].rows and len(waiting) == 1:  # of two loaders both feed the step
+                    waiting[-1].looker = model
+            self.away |= evaluates
+        if self.away:
+            step.doubtful.add(rows)
+        return Part.OUTSIDE if self.away else Part.STEP
 
     def _is_looked_at_by(self, model: Hashable) -> bool:
         """Whether a forward of *model* in evaluation mode belongs to the step."""
-        usual = model in (self._heard.usual_lookers or ())
-        if self._step.begun:
-            return self._step.forwards > 0 or usual or model not in self._heard.trainees
-        return usual and not self._heard.feeders
-
-    @property
-    def _is_fed(self) -> bool:
-        return any(one.loader in self._heard.feeders for one in self._rows.waiting)
+        usual = model in (self.heard.usual_lookers or ())
+        if self.step.begun:
+            return self.step.forwards > 0 or usual or model not in self.heard.trainees
+        return usual and not self.heard.feeders
 
     def _trains(self, model: Hashable, rows: int | None, *, starts: bool) -> bool:
         """A forward on new rows; *starts*: the first since a backward. Returns whether a micro-step begins."""
-        step, now = self._step, self._rows.current
+        step, now = self.step, self._rows.current
         if now is not None and rows is not None and rows <= now.left:  # a piece
             now.left -= rows
             self._add_fetched(rows, micro_step=starts)
@@ -325,73 +278,76 @@ class Steps:
             now.parts -= 1
             self._add_fetched(rows, micro_step=True)
             return True
-        if self._take(rows, micro_step=starts):
-            if model in step.lookers and (step.rows[-1] or 0) < (rows or 0):
-                step.why = "the model was evaluated on a batch, and then trained on more samples than that has"
+        if self._take(rows, model, micro_step=starts):
             return starts
-        return (
-            self._trains_once_more(now, rows, starts=starts)
-            if step.is_fetched
-            else self._trains_alone(model, rows, starts=starts)
-        )
-
-    def _trains_once_more(self, now: _Fetched | None, rows: int | None, *, starts: bool) -> bool:
-        """A forward on what was fetched already, as *now* was; no micro-step begins."""
-        step = self._step
-        if starts and now is not None and now.rows is None:
-            step.why = "a batch of unknown size was trained in several forwards"
-        if rows in step.looked_rows and now is not None and rows != now.rows:
-            step.why = "a batch may have been trained on that was taken for one of an evaluation"
-        return False
-
-    def _trains_alone(self, model: Hashable, rows: int | None, *, starts: bool) -> bool:
-        """A forward in a step for which nothing was fetched: after a backward, gradients are accumulated."""
-        step, evaluated = self._step, self._rows.evaluated
+        if now is not None and (step.is_fetched or rows != now.rows):
+            self._doubts(rows)
+        if step.is_fetched:
+            if starts and now is not None and now.rows is None:
+                step.why = "a batch of unknown size was trained in several forwards"
+            return False
         if not step.rows:
             step.own_model = model
-            self._heard.looked_at.clear()  # it may be what was looked at
-            if evaluated is not None and self._heard.feeders and evaluated.rows == rows:
-                self._heard.feeders |= {evaluated.source, evaluated.loader}  # by a teacher
         elif not starts or model != step.own_model:
             return False
-        step.add(rows, micro_step=True)
+        step.add(rows, micro_step=True)  # nothing was fetched: after a backward, gradients are accumulated
         return True
 
     def _add_fetched(self, rows: int | None, *, micro_step: bool) -> None:
-        step = self._step
+        step = self.step
         if not step.is_fetched:
             step.rows, step.is_fetched = [], True
         step.add(rows, micro_step=micro_step)
 
-    def _take(self, rows: int | None, *, micro_step: bool) -> bool:
+    def _take(self, rows: int | None, model: Hashable = None, *, micro_step: bool) -> bool:
         """Take a batch that waits, of other iterators one more each until *rows* are there; whether one was there."""
-        step, got = self._step, 0
+        step, got = self.step, 0
         for one in self._by_likelihood(rows):
-            if one.source in step.sources or (one.looked and (got or one.rows != rows)):
+            if one.source in step.sources or (one.looker is not None and self._was_evaluated(one, rows, got, model)):
                 continue
             if one.parts == rows != one.rows:  # its parts were samples
                 one.rows, one.parts = rows, 1
             self._rows.leave_current()
+            self._rows.current = one
             self._rows.waiting.remove(one)
-            self._heard.feeders |= {one.source, one.loader}
+            self.heard.feeders |= {one.source, one.loader}
             step.sources.add(one.source)
             used = rows if one.rows is None else one.rows if rows is None else min(one.rows, rows - got)
             one.left = 0 if one.rows is None or used is None else one.rows - used
-            self._rows.current = one
             self._add_fetched(used, micro_step=micro_step and not got)
             step.add(self._rows.rest, micro_step=False)  # of the batches before
+            if self._rows.rest and self._rows.rest_looker == model:
+                step.why = _PARTLY
             self._rows.rest = 0
             got += used or 0
             if one.rows is None or rows is None or got >= rows:
                 return True
+        if got and rows is not None:
+            self._doubts(rows - got)
         return got > 0
+
+    def _was_evaluated(self, one: _Fetched, rows: int | None, got: int, model: Hashable) -> bool:
+        """Whether *one*, which was looked at, is not what *model* trains on with *rows*, of which it has *got* some."""
+        if one.loader in self.heard.feeders or rows is None:
+            return False
+        is_other = got > 0 or self.step.is_fetched  # than what the step was seen to train on
+        fits = one.rows == rows - got or (not is_other and one.rows is not None and rows < one.rows)
+        if fits and is_other and one.looker == model:
+            self.step.why = _DOUBTFUL
+            return True
+        return not fits
+
+    def _doubts(self, rows: int | None) -> None:
+        """A forward has got *rows* that were not fetched for it, unless what seemed an evaluation's batch was."""
+        if rows in self.step.doubtful and self.step.evaluations < 2:
+            self.step.why = _DOUBTFUL
 
     def _by_likelihood(self, rows: int | None) -> list[_Fetched]:
         """What waits: of loaders that feed steps, and what nothing looked at first, of others first what has *rows*."""
 
         def unlikely(one: _Fetched) -> tuple[bool, bool, bool]:
-            is_new = one.source not in self._heard.feeders
-            return one.looked, is_new, is_new and one.rows != rows
+            is_new = one.source not in self.heard.feeders
+            return is_new and one.looker is not None, is_new, is_new and one.rows != rows
 
         waiting = [*self._rows.waiting]
         if len(waiting) > 1:
@@ -400,21 +356,17 @@ class Steps:
 
     # ---- backwards and updates
 
-    def backward_begins(self, *, grad_only: bool = False) -> Decision:
+    def backward_begins(self, *, grad_only: bool = False) -> Part:
         """Autograd is about to run; *grad_only*: it accumulates nothing."""
         if self.inside.left_out:
-            return Decision(Part.OUTSIDE)
+            return Part.OUTSIDE
         self.away = False
         self.inside.backwards += 1
         if self.inside.backwards > 1:
-            return Decision(Part.INNER)
-        step, ended = self._step, None
-        step.computed = True
-        if self._is_complete and not (step.in_round or self.inside.updates or self._heard.feeders):
-            ended = self._end()
-        if self.is_blind and not (grad_only or step.updates) and self._take(None, micro_step=True):
-            return Decision(Part.MICRO_STEP, ended)
-        return Decision(Part.STEP, ended)
+            return Part.INNER
+        self.step.computed = True
+        is_blind = not (self.heard.calls or grad_only or self.step.updates)  # compiled code has called the model
+        return Part.MICRO_STEP if is_blind and self._take(None, micro_step=True) else Part.STEP
 
     def backward_ends(self, *, grad_only: bool = False) -> None:
         """Autograd has run, or has raised."""
@@ -422,79 +374,75 @@ class Steps:
             return
         self.inside.backwards = max(0, self.inside.backwards - 1)
         if not self.inside.backwards:
-            self._step.in_round &= grad_only
-            self._step.sources = self._step.sources if grad_only else set()
+            self.step.in_round &= grad_only
+            self.step.sources = self.step.sources if grad_only else set()
 
-    def update_begins(self) -> Decision:
+    def update_begins(self) -> Part:
         """An optimizer's step begins, perhaps inside of another one's."""
-        self.away &= self.inside.left_out > 0
         self.inside.updates += 1
-        return Decision(Part.STEP if self.inside.updates == 1 else Part.INNER)
+        if self.inside.updates > 1 or self.inside.left_out:
+            return Part.INNER
+        self.away = False
+        return Part.STEP
 
-    def update_ends(self, optimizer: Hashable, *, later: bool = False) -> Decision:
+    def update_ends(self, optimizer: Hashable, *, later: bool = False) -> Part:
         """It is over, and with it a step of a single optimizer, or *later*: where the next thing begins."""
         self.inside.updates = max(0, self.inside.updates - 1)
         if self.inside.updates or self.inside.left_out:
-            return Decision(Part.INNER)
-        self._step.updates[optimizer] += 1
-        self._step.in_round &= self.inside.backwards > 0
-        ends_here = len(self._optimizers) == 1 and self._is_complete and not later
-        return Decision(Part.STEP, self._end() if ends_here else None)
+            return Part.INNER
+        self.step.updates[optimizer] += 1
+        self.step.in_round &= self.inside.backwards > 0
+        if len(self._optimizers) == 1 and not later:
+            self._end_if_complete()
+        return Part.STEP
 
     # ---- ends
 
-    def mark(self, *, updated: bool | None = None) -> Decision:
+    def mark(self, *, updated: bool | None = None) -> None:
         """The loop says that a batch is through, and with it a step if that was *updated*; None: if anything was."""
-        step = self._step
+        step = self.step
         self.says.ends, step.in_round, step.sources = True, False, set()
         if updated is None:
             updated = bool(step.updates or not self._optimizers) and bool(step.rows or step.forwards or step.updates)
-        return Decision(Part.STEP, self._end() if updated else None)
+        if updated:
+            self._end()
 
-    def leave_out(self) -> Decision:
+    def leave_out(self) -> None:
         """What comes belongs to no step, until ``take_in``; calls may nest."""
-        ended = self._end() if self._is_complete and not self.inside.left_out else None
+        if not self.inside.left_out:
+            self._end_if_complete()
         self.inside.left_out += 1
-        return Decision(Part.OUTSIDE, ended)
 
     def take_in(self) -> None:
         """End of what the loop left out."""
         self.inside.left_out = max(0, self.inside.left_out - 1)
 
-    def finish(self) -> Decision:
+    def finish(self) -> None:
         """The loop is over."""
-        is_over = self._is_complete or (self._heard.feeders and self._step.updates and self._ends_by_itself)
-        return Decision(Part.STEP, self._end() if is_over else None)
+        self._end_if_complete()
+        if self.heard.feeders and self.step.updates and self._ends_by_itself:
+            self._end()
 
     @property
     def _ends_by_itself(self) -> bool:
         return bool(self._optimizers) and not self.says.ends
 
-    @property
-    def _ends_at_fetch(self) -> bool:
-        """Whether a step of several optimizers ends where a batch is fetched, and not where a model is called."""
-        return bool(self._heard.feeders) and len(self._optimizers) > 1
+    def _end_if_complete(self) -> None:
+        """End the step if every optimizer has made its update."""
+        if self._ends_by_itself and not self.inside.backwards and self._optimizers <= self.step.updates.keys():
+            self._end()
 
-    @property
-    def _is_complete(self) -> bool:
-        """Whether every optimizer has made its update."""
-        updated = self._optimizers and self._optimizers <= self._step.updates.keys()
-        return bool(updated) and not (self.says.ends or self.inside.backwards)
-
-    def _end(self) -> StepEnd:
-        step = self._step
-        if self.is_blind and not step.rows:
+    def _end(self) -> None:
+        step, heard = self.step, self.heard
+        if not (heard.calls or step.rows):
             self._take(None, micro_step=True)  # compiled code has made the whole step
-        self._step, self._rows.evaluated = _Step(), None
-        self._rows.waiting = [one for one in self._rows.waiting if one.loader in self._heard.feeders][-_MOST_AHEAD:]
-        if self._rows.waiting:
-            self._rows.leave_current()
-        if self._rows.current is not None:
-            self._rows.current.parts = 1
+        self.step = _Step()
+        self._drop({one.source for one in self._rows.waiting if one.loader not in heard.feeders})
+        del self._rows.waiting[:-_MOST_AHEAD]
         if not step.rows:
-            return StepEnd((None,), step.why or "no batch was fetched for a step, and no model called")
-        if not step.is_fetched and len(self._optimizers) > 1 and max(step.updates.values(), default=0) > 1:
+            step.rows, step.why = [None], step.why or "no batch was fetched for a step, and no model called"
+        elif not step.is_fetched and len(self._optimizers) > 1 and max(step.updates.values(), default=0) > 1:
             step.why = "no batch was fetched, and an optimizer made several updates in one step"
-        if not step.why and None in step.rows:
+        elif not step.why and None in step.rows:
             step.why = "the size of a batch is not known"
-        return StepEnd((None,) * len(step.rows) if step.why else tuple(step.rows), step.why)
+        self.ended = StepEnd((None,) * len(step.rows) if step.why else tuple(step.rows), step.why)

@@ -18,16 +18,15 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler
 
-from lightning_flops.adapters.deepspeed_context import switch_off_builtin
+from lightning_flops.adapters.deepspeed import switch_off_builtin
 from lightning_flops.adapters.loop import LoopAdapter
-from lightning_flops.adapters.place import Frame, accelerate_frame, device_of, log_is_shown, optimizers_in, run_context
+from lightning_flops.adapters.place import Frame, accelerate_frame, log_is_shown, optimizers_in
 from lightning_flops.adapters.wrapping import hear
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.deepspeed_groups import parallel_sizes
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
-from lightning_flops.records import BatchTokens, RunContext, Shapes
-from lightning_flops.run.adapter import Facts
+from lightning_flops.records import BatchTokens, Shapes
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
 from lightning_flops.signals import Undo
@@ -64,7 +63,7 @@ class TrainerAdapter(LoopAdapter):
         self._engine = _engine_of(trainer)
         self._over = over
         self.log = log = TrainerLog(trainer.callback_handler.callbacks)
-        self.logging = False  # the Trainer logs metrics of its training now
+        self._logs_last: bool | None = None  # the Trainer logs its last metrics now; None: none of its training
         self._is_between_epochs, self._epoch_begins = False, True
         updated, frame = optimizers_in(trainer.optimizer), _frame_of(trainer)
         output = LoggedOutput(
@@ -75,18 +74,16 @@ class TrainerAdapter(LoopAdapter):
             announce=lambda sentence: None if log_is_shown() else tqdm.write(printable(sentence)),
         )
         ahead = 1 + fetched_ahead(getattr(loader, "base_dataloader", loader))  # accelerate fetches one more
-        root: nn.Module = trainer.model  # type: ignore[assignment]  # made by now
-        facts = Facts(
-            root=root,
-            device=device_of(trainer.model_wrapped),
-            output=output,
-            rank=frame.rank,
-            world_size=frame.world_size,
-            profile_step=config.next_profile_step(steps_done=0),
-            settle_steps=steps_to_settle(batches_ahead=ahead, batches_a_step=accumulate),
-        )
         super().__init__(
-            trainer.model_wrapped, updated, config=config, publish=publish, frame=frame, output=output, facts=facts
+            trainer.model_wrapped,
+            updated,
+            config=config,
+            publish=publish,
+            frame=frame,
+            output=output,
+            root=trainer.model,  # made by now
+            settle_steps=steps_to_settle(batches_ahead=ahead, batches_a_step=accumulate),
+            unseen=(),
         )
         self._steps.says.ends = self._steps.says.outside = True
         self._known.accumulate = accumulate
@@ -94,10 +91,6 @@ class TrainerAdapter(LoopAdapter):
         self._known.reads_fetched = True
         self.run.tokens.fetched = deque(maxlen=accumulate + 1)
         self.run.tokens.reads = self._wants_tokens = config.tokens_per_sample is None
-
-    def context(self) -> RunContext:
-        """Where the Trainer trains."""
-        return run_context(self._frame, self._model, accumulate=self.trainer.args.gradient_accumulation_steps)
 
     def x_axis(self) -> int:
         """The Trainer's own step."""
@@ -110,11 +103,11 @@ class TrainerAdapter(LoopAdapter):
 
     def begin(self) -> None:
         """The first epoch begins."""
-        run, trainer = self.run, self.trainer
+        run, trainer, kind = self.run, self.trainer, TrainerAdapter
         if self._engine is not None:
             switch_off_builtin(self._engine, run)
-        hear(self, type(trainer), "log", run.undo, begins=TrainerAdapter.log_begins, ends=_log_ends, of=trainer)
-        over = TrainerAdapter.finish
+        hear(self, type(trainer), "log", run.undo, begins=kind._log_begins, ends=kind._log_ends, of=trainer)
+        over = kind.finish
         hear(self, CallbackHandler, "on_epoch_begin", run.undo, raises=over, of=trainer.callback_handler)
         if hasattr(trainer, "_run_epoch"):  # otherwise what is on torch after an error stays until it trains again
             hear(self, type(trainer), "_run_epoch", run.undo, raises=over, of=trainer)
@@ -159,7 +152,7 @@ class TrainerAdapter(LoopAdapter):
         """A DataLoader's iterator is asked for a batch: the first one of an epoch feeds its steps."""
         if self._epoch_begins:
             self._epoch_begins = False
-            self._steps.expect(self._name(source))
+            self._steps.heard.feeders.add(self._name(source))
         super().fetch_begins(source)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -207,36 +200,26 @@ class TrainerAdapter(LoopAdapter):
         else:
             self._goes_away("")
 
-    def _goes_away(self, what: str) -> None:
-        """*what* begins, which belongs to no step, until the next batch is asked for; none: the step goes on."""
-        self._steps.away = bool(what)
-        self.run.between_steps("")
-        self.run.between_steps(what)
-
     # ---- the Trainer's log, and the end
 
-    @safe
-    def log_begins(self, trainer: Any, logs: dict[str, float], *_: Any, **__: Any) -> None:
-        """The Trainer logs its own metrics: those that we have follow, but not an evaluation's."""
-        if trainer is not self.trainer or self.run.between == "validation":
+    def _log_begins(self, _: Any, logs: dict[str, float], *__: Any, **___: Any) -> None:
+        """The Trainer logs its own metrics, those of its training or of an evaluation."""
+        self._logs_last = None if self.run.between == "validation" else "train_runtime" in logs
+
+    def _log_ends(self, _: Any) -> None:
+        """It has: those that we have follow, but not in an evaluation."""
+        if self._logs_last is None:
             return
-        self.logging = True
-        self.run.finish() if "train_runtime" in logs else self.run.log()  # that is its last
+        trainer = self.trainer
+        self.run.finish() if self._logs_last else self.run.log()
+        self.log.log_ends(trainer.args, trainer.state, trainer.control)
+        self.goes_on(trainer.control)
 
     @safe
     def finish(self, error: BaseException | None = None) -> None:
         """The training is over, or has raised *error*: report what there is, if its last log has not said so."""
         self.run.finish(interrupted_by=error)
         self._over()
-
-
-def _log_ends(adapter: TrainerAdapter, _: Any) -> None:
-    """The Trainer has logged, perhaps for the last time: the run may be closed."""
-    logging, adapter.logging = adapter.logging, False
-    if logging:
-        trainer = adapter.trainer
-        adapter.log.log_ends(trainer.args, trainer.state, trainer.control)
-        adapter.goes_on(trainer.control)
 
 
 # ---- what a Trainer knows about its run, and where its reports go; nothing here asks another rank

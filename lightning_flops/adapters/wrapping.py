@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import nn
 
 from lightning_flops.measure.module_hooks import around_compilations, around_scripting
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private.needed import hide
 from lightning_flops.measure.torch_private.optional import iterator_class, leave_compiled_code, was_used
+from lightning_flops.run.run import failed
 from lightning_flops.signals import Undo
 
 
 class Hook:
-    """A hook of ours on a module or an optimizer of the user's, which holds the adapter weakly."""
+    """A hook of ours on a module or an optimizer of the user's, which holds the adapter weakly.
+
+    What *notify* raises ends our part of the run, as of a ``safe`` method.
+    """
 
     def __init__(self, adapter: Any, notify: Callable[..., None]) -> None:
         self._adapter = weakref.ref(adapter)
@@ -30,8 +33,12 @@ class Hook:
         """Notify the adapter, if it is there, on the thread that trains."""
         leave_compiled_code()
         adapter = self._adapter()
-        if adapter is not None and adapter.run.thread == threading.get_ident():
+        if adapter is None or adapter.run.closed or adapter.run.thread != threading.get_ident():
+            return
+        try:
             self._notify(adapter, *args)
+        except Exception as error:
+            failed(adapter.run, error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # in a pickle or a copy: the standard library's, and does nothing
@@ -54,31 +61,38 @@ def hear(
     """Have *listener*, which is held weakly, hear of calls on its run's training thread until *undo* is closed.
 
     *begins* gets the arguments before the function does, *ends* what it has returned, or None where it has raised;
-    where *raises* is given it gets what was raised. All are safe methods of the listener's. *owner* is as for ``wrap``;
-    of a class, the first of its bases that has the function, and *of* is its only instance whose calls are heard.
+    where *raises* is given it gets what was raised. What these raise ends our part of the run, as of ``safe`` methods.
+    *owner* is as for ``listen``; of a class, the first of its bases that has the function, and *of* is its only
+    instance whose calls are heard.
     """
     held, only = weakref.ref(listener), None if of is None else weakref.ref(of)
 
     def has_begun(*args: Any, **kwargs: Any) -> Ends | None:
         one = held()
-        if one is None or one.run is None or one.run.thread != threading.get_ident():
+        if one is None or one.run.closed or one.run.thread != threading.get_ident():
             return None
         if only is not None and not (args and args[0] is only()):
             return None
         if begins is not None:
             begins(one, *args, **kwargs)
-
-        def has_ended(result: Any, error: BaseException | None) -> None:
-            if error is not None and raises is not None:
-                raises(one, error)
-            elif ends is not None:
-                ends(one, result)
-
         return has_ended
+
+    def has_ended(result: Any, error: BaseException | None) -> None:
+        one = held()
+        if one is None or one.run.closed:
+            return
+        if error is not None and raises is not None:
+            raises(one, error)
+        elif ends is not None:
+            ends(one, result)
+
+    def has_failed(error: Exception) -> None:
+        one = held()
+        failed(None if one is None else one.run, error)
 
     if isinstance(owner, type):
         owner = next(kind for kind in owner.__mro__ if name in vars(kind))
-    listen(undo, owner, name, has_begun)
+    listen(undo, owner, name, has_begun, failed=has_failed)
 
 
 def hear_calls(
@@ -115,12 +129,6 @@ def hear_fetches(listener: Any, undo: Undo) -> None:
     if iterator_class is not None:
         kind = type(listener)
         hear(listener, iterator_class, "__next__", undo, begins=kind.fetch_begins, ends=kind.fetch_ends)
-
-
-def hear_backwards(listener: Any, undo: Undo) -> None:
-    """Have *listener* hear where ``loss.backward()`` ends, by ``backward_begins`` and ``backward_ends``."""
-    kind = type(listener)
-    hear(listener, torch.autograd, "backward", undo, begins=kind.backward_begins, ends=kind.backward_ends)
 
 
 class _Actions(dict[str, Callable[[], object] | None]):

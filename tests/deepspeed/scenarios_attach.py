@@ -20,7 +20,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_flops.adapters.deepspeed_engine import adapter_of
+from lightning_flops.adapters.deepspeed import adapter_of
 from lightning_flops.deepspeed import attach, install, uninstall
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.pytorch import profile_training

@@ -8,14 +8,14 @@ from unittest.mock import patch
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_flops.adapters.deepspeed_engine import EngineAdapter
+from lightning_flops.adapters.deepspeed import EngineAdapter
 from lightning_flops.run.run import Run
 from tests.deepspeed.engines import BLOCK, SAMPLES, config, engine_of, installed, left_on, logged
 from tests.deepspeed.scenario import scenario
 
 STEPS = 10
 PLACES: dict[type, str] = {
-    EngineAdapter: "_hooks mark_parts _forward_begins _step_begins _step_ends _batch_ends _gradients_are_there",
+    EngineAdapter: "_hear mark_parts context _logs _work_begins",
     Run: "begin fetch_begins fetch_ends batch_begins enter leave outside inside claim batch_done log context finish",
 }
 """Methods that the profiler is made to fail in: each is a hook, or what a hook calls."""

@@ -23,7 +23,6 @@ from lightning_flops.adapters.place import Frame, loop_output
 from lightning_flops.pytorch import TrainingProfiler
 from lightning_flops.records import BatchTokens
 from lightning_flops.run import delivery
-from lightning_flops.run.adapter import Facts
 from lightning_flops.run.delivery import Worker, finish_dropped
 from lightning_flops.run.ranks import Ranks
 from tests.fake_clock import FakeNow
@@ -331,10 +330,8 @@ def test_a_run_that_is_collected_hands_over_and_waits_for_nothing(
     output, close = loop_output(frame, config, log_dir=tmp_path)
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    facts = Facts(root=net, device=torch.device("cpu"), output=output, profile_step=1, ends_when_dropped=True)
-    loop = LoopAdapter(
-        net, (optimizer,), config=config, publish=profiles.append, frame=frame, output=output, facts=facts
-    )
+    given: dict[str, Any] = {"config": config, "publish": profiles.append, "frame": frame, "output": output}
+    loop = LoopAdapter(net, (optimizer,), **given, ends_when_dropped=True)
     loop.begin()
     for rows in rows_of(4):
         net(rows).sum().backward()
