@@ -346,7 +346,7 @@ class _Verdict(NamedTuple):
     words: str  #: "killed", "survived", or why there is no verdict.
 
 
-def _wrong(mutation: Mutation) -> str:
+def wrong(mutation: Mutation) -> str:
     """Why *mutation* is none of today's package; empty if it is one."""
     path = ROOT / "lightning_flops" / mutation.file
     found = path.read_text(encoding="utf-8").count(mutation.before) if path.exists() else 0
@@ -413,7 +413,7 @@ def run(mutations: Iterable[Mutation], *, jobs: int) -> list[_Verdict]:
                 folders.put(folder)
 
         def tried(mutation: Mutation) -> _Verdict:
-            words = _wrong(mutation)
+            words = wrong(mutation)
             if not words and passes[mutation.tests] != 0:
                 words = f"no verdict: its tests end with {passes[mutation.tests]} without it"
             if not words:
@@ -425,7 +425,7 @@ def run(mutations: Iterable[Mutation], *, jobs: int) -> list[_Verdict]:
             print(f"{words:10} {mutation.file}: {mutation.before.splitlines()[0]}", flush=True)
             return _Verdict(mutation, words)
 
-        named = sorted({one.tests for one in mutations if not _wrong(one)})
+        named = sorted({one.tests for one in mutations if not wrong(one)})
         passes = dict(zip(named, pool.map(plain, named), strict=True))
         return list(pool.map(tried, mutations))
 

@@ -428,6 +428,46 @@ def test_what_each_step_leaves_out_is_in_the_first_lines(loop: Loop) -> None:
     assert "Left out" not in str(loop.run())
 
 
+class SharpnessAware(torch.optim.Optimizer):
+    """SAM as people write it: a closure asks for the gradient further up the slope, and an inner optimizer updates."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([one for group in inner.param_groups for one in group["params"]], {})
+        self.inner = inner
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        assert closure is not None
+        weights = [one for group in self.param_groups for one in group["params"]]
+        up = [0.01 * one.grad for one in weights]
+        torch._foreach_add_(weights, up)
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        torch._foreach_sub_(weights, up)
+        self.inner.step()
+        self.zero_grad()
+
+
+@pytest.mark.parametrize("notified", [False, True])
+def test_an_optimizer_around_another_one_makes_one_step(loop: Loop, notified: bool) -> None:
+    """Of it the inner one is given, or none and the loop says where a step ends."""
+    outer = SharpnessAware(loop.optimizer)
+
+    def step(profiler: TrainingProfiler, place: int, rows: Tensor) -> None:
+        loop.loss(rows).backward()
+        outer.step(lambda: loop.loss(rows).backward())
+        if notified:
+            profiler.step()
+
+    profile = loop.run(step, optimizer=None if notified else loop.optimizer)
+    assert (flops(profile), profile.micro_steps, profile.samples) == ((2 * FORWARD, 2 * BACKWARD), 1, BATCH)
+    assert (profile.counted_steps, profile.timed_steps) == ((1,), (4, 5))
+    assert loop.summary.model_flops == 8 * 2 * (FORWARD + BACKWARD)
+    twice = replace(times(STEP, 2), data_wait=FETCH_SEC, optimizer=UPDATE_SEC)
+    assert loop.seconds == [twice, twice]
+
+
 class Later(SlowSGD):
     """The discriminator's, in a loop that trains without it."""
 

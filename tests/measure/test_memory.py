@@ -10,11 +10,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_flops import predict_memory
+from lightning_flops import predict_memory, profile_training
 from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.memory import MemoryReading, MemoryWatch, memory_reader
 from lightning_flops.records import StepRecord, StepSignature, StepTensors
+from tests.results import profile_of
 
 
 class Allocator:
@@ -71,6 +72,23 @@ def test_bytes_are_those_of_each_kind_of_tensor() -> None:
     assert record.buffer_bytes == 7 * 8 + 7 * 8 + 8
     # Two moments each, and a float32 step for each of the four parameters.
     assert record.optimizer_bytes == 2 * 448 + 4 * 4
+
+
+def test_tied_parameters_take_memory_once() -> None:
+    """Of two layers of 4 x 4 float32 numbers that share their weight."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].weight
+    optimizer, batch = torch.optim.Adam(model.parameters()), torch.ones(8, 4)
+    assert predict_memory(model, batch, optimizer).at_peak["parameters"] == 64
+    with profile_training(model, optimizer, profile_step=1, timing_steps=1, trace=False) as profiler:
+        for _ in range(8):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory, tensors = profile_of(profiler).memory, profile_of(profiler).tensors
+    assert memory is not None and tensors is not None
+    assert (memory.parameter_bytes, tensors.at_peak["parameters"]) == (64, 64)
+    assert memory.optimizer_bytes == 2 * 64 + 4  # two moments, and a number of steps
 
 
 def test_resident_memory_of_this_process_grows_with_what_it_holds() -> None:
