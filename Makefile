@@ -11,7 +11,7 @@ export XDG_CACHE_HOME := $(CURDIR)/.cache
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-oldest test-deepspeed-suite test-hta test-mutations test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-memory bench-advice bench-twins bench-stragglers bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-oldest test-deepspeed-suite test-hta test-mutations golden test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-memory bench-advice bench-twins bench-stragglers bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -28,6 +28,7 @@ help:
 	@echo "make lint      lint and type-check only"
 	@echo "make docs      build the pages of docs/ as a site, in site/"
 	@echo "make docs-profile  write docs/profile.md, docs/profile.schema.json, docs/advice.md and the tables of docs/settings.md anew"
+	@echo "make golden    write the golden files of the reports anew"
 	@echo "make page      build the page's script and style from web/ anew"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
 	@echo "make bench-counting  what counting costs, beside the peers"
@@ -148,6 +149,10 @@ $(HTA_VENV)/.installed: pyproject.toml constraints.txt
 	$(HTA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[trace]' HolisticTraceAnalysis==0.5.0 pytest pytest-timeout
 	@touch $@
+
+# What a report of today is, in tests/golden: read the difference before you commit it.
+golden: $(VENV)/.installed-dev
+	REWRITE_GOLDEN_FILES=1 $(RUN) -m pytest -q $$(grep -rl --include='test_*.py' 'golden(' tests)
 
 # Takes some twenty minutes on two cores; ONLY="analysis run/throughput" tries those whose file has one of these in its path.
 test-mutations: $(VENV)/.installed-dev
