@@ -145,7 +145,7 @@ MUTATIONS = (
     ),
     Mutation(
         "measure/timing/phase_timer.py",
-        'if self._parts[-1] == "other":',
+        'if running == "other":',
         "if True:",
         "measure/timing",
     ),
@@ -155,7 +155,7 @@ MUTATIONS = (
         "if False:",
         "measure/timing lightning/test_loops.py",
     ),
-    Mutation("measure/timing/phase_timer.py", "if len(self._stamps) == 1:", "if True:", "measure/timing"),
+    Mutation("measure/timing/phase_timer.py", "if len(self._marks) == 1:", "if True:", "measure/timing"),
     Mutation("measure/tokens.py", "min(lengths) < 0", "min(lengths) <= 0", "measure/test_tokens.py"),
     Mutation("measure/tokens.py", "1 in (lengths[0], lengths[-1])", "1 in lengths", "measure/test_tokens.py"),
     Mutation("measure/tokens.py", "length * length for", "length for", "measure/test_tokens.py"),
@@ -275,8 +275,8 @@ MUTATIONS = (
     # report, units, config, schema
     Mutation(
         "report/text.py",
-        "batch if context.dp_size == 1",
-        "batch if context.world_size == 1",
+        '"" if context.dp_size == 1',
+        '"" if context.world_size == 1',
         "report/test_answer.py",
     ),
     Mutation("report/text.py", "if one.typical_sec > 0", "if one.typical_sec >= 0", "report/test_answer.py"),
