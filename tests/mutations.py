@@ -41,7 +41,7 @@ MUTATIONS = (
     Mutation("analysis/stragglers.py", "_STANDARD_ERRORS = 4.0", "_STANDARD_ERRORS = 2.0", "analysis/test_ranks.py"),
     Mutation("analysis/stragglers.py", "np.argsort(-late_sec", "np.argsort(late_sec", "analysis/test_ranks.py"),
     Mutation("analysis/stragglers.py", "_MAIN_SHARE = 0.5", "_MAIN_SHARE = 0.9", "analysis/test_ranks.py"),
-    Mutation("analysis/stragglers.py", "/ max(1, len(values) - 1)", "/ max(1, len(values))", "analysis/test_ranks.py"),
+    Mutation("analysis/stragglers.py", "means.var(ddof=1)", "means.var(ddof=0)", "analysis/test_ranks.py"),
     Mutation("analysis/compare_figures.py", "4.60, 4.03,", "4.60, 4.30,", "analysis/test_compare.py"),
     Mutation("analysis/compare_figures.py", "(1 / len(a) + 1 / len(b))", "(1 / len(a))", "analysis/test_compare.py"),
     Mutation("analysis/compare_figures.py", "one.var(ddof=1)", "one.var(ddof=0)", "analysis/test_compare.py"),
@@ -51,8 +51,8 @@ MUTATIONS = (
     Mutation("analysis/step_flops.py", "steps * shape.elements / other.elements", "steps", _STEPS),
     Mutation("analysis/step_flops.py", "_SHARE = 0.005", "_SHARE = 0.05", _STEPS),
     Mutation("analysis/step_flops.py", "real < processed", "real <= processed", _STEPS),
-    Mutation("analysis/rates.py", "maximum=maximum * dp_size", "maximum=maximum", "analysis/test_throughput.py"),
-    Mutation("analysis/rates.py", "minimum=minimum * dp_size", "minimum=minimum", "analysis/test_throughput.py"),
+    Mutation("analysis/rates.py", "else rate * dp_size for", "else rate for", "analysis/test_throughput.py"),
+    Mutation("analysis/rates.py", "average, most, least =", "average, least, most =", "analysis/test_throughput.py"),
     Mutation("analysis/rates.py", "timed_tokens * dp_size", "timed_tokens", "analysis/test_throughput.py"),
     Mutation(
         "analysis/rates.py",
@@ -96,7 +96,7 @@ MUTATIONS = (
     Mutation("analysis/timing.py", "len(times) // 4 :", "len(times) // 3 :", "analysis/test_timing.py"),
     Mutation("analysis/timing.py", "_STALLS_FROM * step", "0.5 * step", "analysis/test_timing.py"),
     Mutation("analysis/timing.py", "if odd or not size", "if not size", "analysis/test_timing.py"),
-    Mutation("analysis/evidence.py", "1.0 - slow / fast", "1.0 - fast / slow", "analysis/test_advice.py"),
+    Mutation("analysis/rules.py", "1.0 - slow / fast", "1.0 - fast / slow", "analysis/test_advice.py"),
     Mutation(
         "analysis/evidence.py",
         "(self.data_wait_share or 0.0) / 2",
