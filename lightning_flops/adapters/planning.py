@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from lightning_flops.analysis.devices import devices_called
 from lightning_flops.analysis.peaks import measured_peaks
-from lightning_flops.analysis.plan import build_plan, figures_of, stages_with
+from lightning_flops.analysis.plan import build_plan, stages_with
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.planned_rank import plan_rank
 from lightning_flops.schema.plan import Plan
@@ -64,28 +65,39 @@ def plan_job(
         ConfigError: an argument is not what is described here.
         LightningFlopsError: the job cannot be planned; the message says why.
     """
-    if not mesh or any(type(size) is not int or size < 1 for size in mesh.values()):
-        raise ConfigError(f"mesh must have a size of at least 1 by the name of each dimension, got {shown(mesh)}")
-    if type(rank) is not int or not 0 <= rank < math.prod(mesh.values()):
-        raise ConfigError(f"rank must be one of the {math.prod(mesh.values())} of the mesh, got {shown(rank)}")
-    if unknown := sorted({*(links or ())} - {*mesh, "nvlink", "net"}):
-        raise ConfigError(f"links must be by dimension of the mesh, or nvlink and net, got {', '.join(unknown)}")
-    if wrong := [name for name, size in (at or {}).items() if type(size) is not int or size < 1]:
-        raise ConfigError(f"at must have an integer of at least 1 by name, got {shown((at or {})[wrong[0]])}")
     measured = measured_peaks(platform.node(), device) if device else {}
-    figures = figures_of(device, peak_flops_per_sec, memory_bytes_per_sec, measured)
-    if microbatches is not None and (type(microbatches) is not int or microbatches < 1 or "pp" not in mesh):
-        raise ConfigError(f"microbatches must be an integer of at least 1, with a mesh that has pp, got {microbatches}")
-    ranks = stages_with(rank, mesh) if microbatches else [rank]
+    is_known = not device or peak_flops_per_sec is not None or measured or devices_called(device)
+    unknown, sizes = sorted({*(links or ())} - {*mesh, "nvlink", "net"}), [*mesh.values()]
+    _require(mesh and _are_sizes(sizes), "mesh", "have a size of at least 1 by the name of each dimension", mesh)
+    ranks = math.prod(sizes)
+    _require(type(rank) is int and 0 <= rank < ranks, "rank", f"be one of the {ranks} of the mesh", rank)
+    _require(not unknown, "links", "be by dimension of the mesh, or nvlink and net", unknown)
+    _require(_are_sizes((at or {}).values()), "at", "have an integer of at least 1 by name", at)
+    _require(is_known, "device", "be one whose figures are known, as H100 or A100-SXM4-80GB", device)
+    piped = microbatches is None or ("pp" in mesh and _are_sizes([microbatches]))
+    _require(piped, "microbatches", "be an integer of at least 1, with a mesh that has pp", microbatches)
     given: dict[str, Any] = {"at": at or {}, "microbatches": microbatches or 1}
-    planned = [plan_rank(make, mesh, one, **given, causal_attention=causal_attention) for one in ranks]
+    stages = stages_with(rank, mesh) if microbatches else [rank]
+    planned = {one: plan_rank(make, mesh, one, **given, causal_attention=causal_attention) for one in stages}
     return build_plan(
-        planned[list(ranks).index(rank)],
-        figures,
-        stages=planned if microbatches else (),
+        planned[rank],
+        stages=[*planned.values()] if microbatches else (),
         **given,
+        device=device,
+        peak_flops_per_sec=peak_flops_per_sec,
+        memory_bytes_per_sec=memory_bytes_per_sec,
+        measured=measured,
         links=links or {},
         node_size=node_size,
         steps=steps,
         price=price,
     )
+
+
+def _require(holds: object, name: str, rule: str, value: object) -> None:
+    if not holds:
+        raise ConfigError(f"{name} must {rule}, got {shown(value)}")
+
+
+def _are_sizes(values: Iterable[object]) -> bool:
+    return all(type(one) is int and one >= 1 for one in values)

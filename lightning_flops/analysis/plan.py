@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning_flops.analysis.devices import devices_called
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_phase
 from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.analysis.peaks import COPY
-from lightning_flops.errors import ConfigError
 from lightning_flops.records import FlopRecord
 from lightning_flops.schema.plan import Plan, PlannedCollective, PlannedRank, PlannedRun
 
@@ -30,78 +29,51 @@ _OF_STAGES = (
 )
 
 
-class Figures(NamedTuple):
-    """What one device can do."""
-
-    name: str
-    peaks: Mapping[str, float]  # dense FLOP/s by dtype
-    peak: float | None  # in all others; None: not known
-    memory_bytes_per_sec: float | None
-
-
-def figures_of(
-    device: str | None,
-    peaks: float | Mapping[str, float] | None,
-    memory_bytes_per_sec: float | None,
-    measured: Mapping[str, float],
-) -> Figures:
-    """The figures of *device*: those given, else the vendor's, of which a short name has the greatest, else *measured*.
-
-    Raises:
-        ConfigError: no such device is known, and no peak was given.
-    """
-    name = device or ""
-    rows = devices_called(name) if name else ()
-    if name and not (rows or measured or peaks is not None):
-        raise ConfigError(f"device must be one whose figures are known, as H100 or A100-SXM4-80GB, got {name}")
-    bandwidth = memory_bytes_per_sec or max(
-        filter(None, (row.memory_bytes_per_sec for row in rows)), default=measured.get(COPY)
-    )
-    if isinstance(peaks, (int, float)):
-        return Figures(name, {}, peaks, bandwidth)
-    found = dict(measured)
-    for row in rows:
-        found |= {dtype: max(rate, found.get(dtype, 0.0)) for dtype, rate in row.peaks.items()}
-    several = f" (of {len(rows)} devices of this name the greatest figures)" if len(rows) > 1 else ""
-    return Figures(f"{name}{several}", {**found, **(peaks or {})}, None, bandwidth)
-
-
 def build_plan(
     planned: PlannedRank,
-    figures: Figures,
     *,
     stages: Sequence[PlannedRank] = (),
     microbatches: int = 1,
     at: Mapping[str, int] = {},
+    device: str | None = None,
+    peak_flops_per_sec: float | Mapping[str, float] | None = None,
+    memory_bytes_per_sec: float | None = None,
+    measured: Mapping[str, float] = {},
     links: Mapping[str, float] = {},
     node_size: int = 8,
     steps: int | None = None,
     price: float | None = None,
 ) -> Plan:
-    """The plan of one rank by *figures* of its device and *links*, bytes/s by dimension, or of ``nvlink`` and ``net``.
+    """The plan of one rank by the figures of its *device* and *links*, bytes/s by dimension, or ``nvlink`` and ``net``.
 
-    A link is ``nvlink`` where all ranks of a group are among the *node_size* of one node. *price* is of a device hour.
-    *stages* are all those of the pipeline of the rank, which take so many *microbatches* in a step.
+    Figures are those given, else the greatest of the vendor's of this name and *measured* ones. A link is ``nvlink``
+    where all ranks of a group are among the *node_size* of one node. *price* is of a device hour. *stages* are all
+    those of the pipeline of the rank, which take so many *microbatches* in a step.
     """
-    record, unavailable, floors = planned.flops, dict[str, str](), dict[str, float]()
+    record, unavailable = planned.flops, dict[str, str]()
     notes = [*record.notes, *[_OF_STAGES][: len(stages)]]
-    peaks, missing = _peaks_in(record, figures)
+    known = devices_called(device) if device else ()
+    several = f" (of {len(known)} devices of this name the greatest figures)" if len(known) > 1 else ""
+    of_memory = [row.memory_bytes_per_sec or 0.0 for row in known]
+    bandwidth = memory_bytes_per_sec or max(of_memory, default=measured.get(COPY)) or None
+    dtypes = sorted({cell.dtype for cell in record.cells if cell.flops})
+    peaks = _peaks_in(dtypes, peak_flops_per_sec, [measured, *(row.peaks for row in known)])
     rows, by_link = _collectives(planned, links, node_size)
-    if missing:
-        known = figures.name or peaks
-        unavailable["floor_sec"] = f"no peak in {', '.join(missing)} is known" if known else "no device was given"
-    else:
-        floors = _compute_sec(record, peaks, figures)
-        floors["floor"] = max(floors["operators"], *by_link.values(), 0.0)
-        floors["at_40_percent"] = floors["useful"] / _USUAL_MFU
-        notes.append(_NO_BANDWIDTH if figures.memory_bytes_per_sec is None else _OF_OPERATORS)
     communication = None if any(one.floor_sec is None for one in rows) else math.fsum(by_link.values())
     if communication is None:
         unavailable["communication_sec"] = "the bandwidth of a link was not given"
-    elif floors:
-        floors["exposed"] = floors["operators"] + communication
-    idle, floor = len(stages) - 1, floors.get("floor")
-    devices = math.prod(planned.mesh.values())
+    arithmetic = operators = floor = exposed = share = None
+    if missing := [dtype for dtype in dtypes if dtype not in peaks]:
+        has_figures = device or peaks
+        unavailable["floor_sec"] = f"no peak in {', '.join(missing)} is known" if has_figures else "no device was given"
+    else:
+        notes.append(_NO_BANDWIDTH if bandwidth is None else _OF_OPERATORS)
+        arithmetic, operators, of_model = _compute_sec(record, peaks, bandwidth or math.inf)
+        floor = max(operators, *by_link.values(), 0.0)
+        exposed = None if communication is None else operators + communication
+        share = of_model / floor if floor else None
+    idle, devices = len(stages) - 1, math.prod(planned.mesh.values())
+    runs = {} if floor is None else {"the floor": floor, "40% of the peak": floor * (share or 0.0) / _USUAL_MFU}
     return Plan(
         mesh=planned.mesh,
         rank=planned.rank,
@@ -112,18 +84,18 @@ def build_plan(
         local_params=planned.local_params,
         memory=None if planned.tensors is None else build_memory_report(planned.tensors),
         collectives=rows,
-        device=figures.name,
+        device=f"{device or ''}{several}",
         peaks_flops_per_sec=peaks,
-        memory_bytes_per_sec=figures.memory_bytes_per_sec,
-        arithmetic_sec=floors.get("arithmetic"),
-        operators_sec=floors.get("operators"),
+        memory_bytes_per_sec=bandwidth,
+        arithmetic_sec=arithmetic,
+        operators_sec=operators,
         communication_sec=communication,
         floor_sec=floor,
-        exposed_floor_sec=floors.get("exposed"),
-        mfu_at_most=floors["useful"] / floor if floor else None,
+        exposed_floor_sec=exposed,
+        mfu_at_most=share,
         stages=tuple(flops_by_phase(one.flops.cells) for one in stages),
         bubble=idle / (microbatches + idle) if stages else None,
-        run=None if steps is None else _run(steps, floor, floors.get("at_40_percent"), devices, price),
+        runs=tuple(_run(steps, sec, name, devices, price) for name, sec in runs.items()) if steps else (),
         unavailable=unavailable,
         notes=tuple(notes),
     )
@@ -137,28 +109,29 @@ def stages_with(rank: int, mesh: Mapping[str, int]) -> range:
     return range(first, first + mesh["pp"] * apart, apart)
 
 
-def _peaks_in(record: FlopRecord, figures: Figures) -> tuple[Mapping[str, float], list[str]]:
-    """The peak of each dtype that has FLOPs, and the dtypes whose peak is not known."""
-    dtypes = sorted({cell.dtype for cell in record.cells if cell.flops})
-    found = {dtype: figures.peaks.get(dtype, figures.peak) for dtype in dtypes}
-    peaks = {dtype: peak for dtype, peak in found.items() if peak is not None}
-    return peaks, [dtype for dtype in dtypes if dtype not in peaks]
+def _peaks_in(
+    dtypes: Sequence[str], given: float | Mapping[str, float] | None, tables: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """The peak of each dtype: the *given* one, else the greatest of *tables*; those that are known."""
+    own = given if isinstance(given, Mapping) else dict.fromkeys(dtypes, given)
+    found = {dtype: own.get(dtype) or max(one.get(dtype, 0.0) for one in tables) for dtype in dtypes}
+    return {dtype: peak for dtype, peak in found.items() if peak}
 
 
-def _compute_sec(record: FlopRecord, peaks: Mapping[str, float], figures: Figures) -> dict[str, float]:
-    """Least seconds of all arithmetic, of all operators that have FLOPs, and of the model's own FLOPs alone."""
-    arithmetic = operators = useful = 0.0
+def _compute_sec(record: FlopRecord, peaks: Mapping[str, float], bandwidth: float) -> tuple[float, float, float]:
+    """Least seconds of all arithmetic, of all operators that have FLOPs, and of the model's own arithmetic alone.
+
+    FLOPs are those that kernels execute, whatever a mask lets a count leave out: no share of a peak passes 1.
+    """
+    arithmetic = operators = of_model = 0.0
     for cell in record.cells:
         if not cell.flops:  # a GPU's kernels, or a compiler's, may do it in passing
             continue
-        peak = peaks.get(cell.dtype, math.inf)
-        computing = (cell.flops - cell.skipped) / peak
-        moving = (cell.bytes_read + cell.bytes_written) / (figures.memory_bytes_per_sec or math.inf)
+        computing = (cell.flops - cell.skipped) / peaks[cell.dtype]
         arithmetic += computing
-        operators += max(computing, moving)
-        if cell.phase in ("forward", "backward"):
-            useful += cell.flops / peak
-    return {"arithmetic": arithmetic, "operators": operators, "useful": useful}
+        operators += max(computing, (cell.bytes_read + cell.bytes_written) / bandwidth)
+        of_model += computing if cell.phase in ("forward", "backward") else 0.0
+    return arithmetic, operators, of_model
 
 
 def _collectives(
@@ -196,20 +169,9 @@ def _ring_share(kind: str, size: int) -> float:
     return 2 * (size - 1) / size if kind == "all_reduce" else float(size > 1)
 
 
-def _run(steps: int, floor_sec: float | None, usual_sec: float | None, devices: int, price: float | None) -> PlannedRun:
-    def of(step_sec: float | None) -> tuple[float | None, float | None, float | None]:
-        if step_sec is None:
-            return None, None, None
-        hours = steps * step_sec / _HOUR
-        return hours, hours * devices, None if price is None else hours * devices * price
-
-    floor, usual = of(floor_sec), of(usual_sec)
+def _run(steps: int, step_sec: float, at: str, devices: int, price: float | None) -> PlannedRun:
+    hours = steps * step_sec / _HOUR
+    of_all = hours * devices
     return PlannedRun(
-        steps=steps,
-        floor_hours=floor[0],
-        floor_device_hours=floor[1],
-        floor_price=floor[2],
-        hours_at_40_percent=usual[0],
-        device_hours_at_40_percent=usual[1],
-        price_at_40_percent=usual[2],
+        at=at, steps=steps, hours=hours, device_hours=of_all, price=None if price is None else price * of_all
     )

@@ -118,7 +118,7 @@ def plan_section(plan: Plan) -> Section:
         stages | ({} if plan.bubble is None else {"bubble of the pipeline": percent(plan.bubble)}),
         Table(plan.collectives, columns, whole=True) if plan.collectives else "No collectives.",
         _floor(plan),
-        {} if plan.run is None else _run(plan.run),
+        {f"{plain(one.steps)} steps at {one.at}": _run_words(one) for one in plan.runs},
         *plan.notes,
     ]
     about = f"One step of rank {plan.rank} of the mesh {sizes}{batch}, counted without the job. A floor is no forecast."
@@ -159,13 +159,6 @@ _FLOORS = {
 }
 
 
-def _run(run: PlannedRun) -> dict[str, str]:
-    rows = {
-        "at the floor": (run.floor_hours, run.floor_device_hours, run.floor_price),
-        "at 40% of the peak": (run.hours_at_40_percent, run.device_hours_at_40_percent, run.price_at_40_percent),
-    }
-    return {
-        f"{plain(run.steps)} steps {where}": f"{plain(hours)} hours, {plain(of_devices)} device hours"
-        + ("" if price is None else f", price {plain(price)}")
-        for where, (hours, of_devices, price) in rows.items()
-    }
+def _run_words(run: PlannedRun) -> str:
+    price = "" if run.price is None else f", price {plain(run.price)}"
+    return f"{plain(run.hours)} hours, {plain(run.device_hours)} device hours{price}"

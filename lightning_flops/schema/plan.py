@@ -101,15 +101,13 @@ class PlannedCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """What so many steps take of the job, at the least and at 40% of its devices' peak."""
+    """What so many steps take of the job."""
 
+    at: str  #: ``the floor``, or as if a step had an MFU of 40%.
     steps: int  #: Of the run.
-    floor_hours: float | None  #: If every step took the floor.
-    floor_device_hours: float | None  #: Times all devices.
-    floor_price: float | None  #: Times the price of a device hour; None if it was not given.
-    hours_at_40_percent: float | None  #: If a step had an MFU of 40%.
-    device_hours_at_40_percent: float | None  #: Times all devices.
-    price_at_40_percent: float | None  #: Times the price of a device hour.
+    hours: float  #: That it lasts.
+    device_hours: float  #: Times all devices.
+    price: float | None  #: Times the price of a device hour; None if it was not given.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +137,11 @@ class Plan(codec.Json):
     communication_sec: float | None  #: Of all collectives, one after the other.
     floor_sec: float | None  #: Of the step, with all communication hidden behind operators, or these behind it.
     exposed_floor_sec: float | None  #: Of the step, with nothing hidden: operators, then communication.
-    mfu_at_most: float | None  #: MFU of a step that takes ``floor_sec``.
+    #: MFU of a step that takes ``floor_sec``, by the FLOPs that kernels execute: of causal attention those unmasked.
+    mfu_at_most: float | None
     stages: tuple[PhaseFlops, ...]  #: FLOPs of each stage of this rank's pipeline in a step; empty without one.
     bubble: float | None  #: Share of a step in which a stage waits, if all take equally long; None of no pipeline.
-    run: PlannedRun | None  #: If a number of steps was given.
+    runs: tuple[PlannedRun, ...]  #: If a number of steps was given, and there is a floor.
     unavailable: Mapping[str, str]  #: Why a figure is None.
     notes: tuple[str, ...]  #: What the figures leave out.
 
