@@ -80,7 +80,7 @@ def build_plan(
         at=at,
         flops=flops_by_phase(record.cells),
         lower_bound=FlopCounts(record).is_lower_bound,
-        params=planned.params,
+        params=sum(one.params for one in stages or [planned]),
         local_params=planned.local_params,
         memory=None if planned.tensors is None else build_memory_report(planned.tensors),
         collectives=rows,

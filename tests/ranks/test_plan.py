@@ -240,6 +240,7 @@ def test_the_stages_of_a_pipeline_add_up_to_the_model() -> None:
         assert sum(one.forward for one in plan.stages) == whole.forward
         assert sum(one.backward for one in plan.stages) == whole.backward
         assert plan.flops == plan.stages[rank // 2] and plan.stages[0] != plan.stages[1]
+        assert plan.params == sum(one.numel() for one in Net().parameters()) and plan.local_params < plan.params
         assert plan.bubble == 1 / 5
         assert "bubble of the pipeline:" in str(plan)
     with pytest.raises(ConfigError, match="microbatches must be"):
