@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lightning_flops.analysis.loading import LEAST_WAIT_SEC
+from lightning_flops.analysis.evidence import LEAST_WAIT_SEC
 from lightning_flops.analysis.rules import RULES, Rule
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.step import FEW_STEPS

@@ -113,19 +113,16 @@ def with_given_peaks(
 def at_peaks(profile: Profile, flops: ModuleFlops) -> Profile:
     """*profile* with all that follows from its ``peaks_flops_per_sec``; *flops* are its modules', of all steps."""
     peaks, timing, steps = profile.peaks_flops_per_sec, profile.timing, max(1, len(profile.counted_steps))
-    seconds = {
-        name: mean(total=peak_seconds({one.dtype: getattr(one, name) for one in profile.dtypes}, peaks), steps=steps)
+    peak_sec = [
+        mean(total=peak_seconds({one.dtype: getattr(one, name) for one in profile.dtypes}, peaks), steps=steps)
         for name in ("model", "hardware", "executed_model", "executed")
-    }
+    ]
     unknown = ", ".join(one.dtype for one in profile.dtypes if one.dtype not in peaks)
     device = profile.context.device_name or profile.context.device_type
     no_peak = f"no dense peak is known for {unknown} on {device}; {GIVE_PEAK}" if unknown else UNUSUAL
-    peak_sec = seconds["model"], seconds["hardware"]
-    shares, impossible = utilization(
-        dict(zip(("mfu", "hfu"), peak_sec, strict=True)),
-        None if timing is None else timing.global_step_sec,
-        masked=profile.flops.skipped > 0,
-    )
+    step_sec = None if timing is None else timing.global_step_sec
+    used = {"mfu": peak_sec[0], "hfu": peak_sec[1]}
+    shares, impossible = utilization(used, step_sec, masked=profile.flops.skipped > 0)
     reasons = {name: NO_TIME if timing is None else no_peak for name, share in shares.items() if share is None}
     others = {name: why for name, why in profile.unavailable.items() if name not in shares}
     modules, notes = _at_peaks(profile, flops, steps)
@@ -133,11 +130,11 @@ def at_peaks(profile: Profile, flops: ModuleFlops) -> Profile:
         profile,
         rates=replace(profile.rates, **shares),
         unavailable=others | reasons | impossible,
-        ranks=profile.ranks and _ranks_at(profile.ranks, profile, peak_sec),
+        ranks=profile.ranks and _ranks_at(profile.ranks, profile, used),
         budget=build_budget(
             timing=timing,
             traced=profile.traced,
-            peak_sec=(seconds["executed_model"], seconds["executed"]),
+            peak_sec=(peak_sec[2], peak_sec[3]),
             lower_bound=profile.lower_bound,
         ),
         modules=modules,
@@ -166,15 +163,17 @@ def _at_peaks(profile: Profile, flops: ModuleFlops, steps: int) -> tuple[tuple[M
     return tuple(modules), [f"{_BEYOND} {', '.join(beyond[:_NAMED])}{more}. {why}"] if beyond else []
 
 
-def _ranks_at(ranks: RanksProfile, profile: Profile, peak_sec: tuple[float | None, float | None]) -> RanksProfile:
+def _ranks_at(ranks: RanksProfile, profile: Profile, peak_sec: Mapping[str, float | None]) -> RanksProfile:
     """*ranks* with the job's MFU and HFU, where all have the device of *profile*, whose FLOPs take *peak_sec*."""
     sums, are_alike = [math.fsum(one.parts_sec.values()) for one in ranks.ranks], len(ranks.devices) == 1
     step_sec = math.fsum(sums) if all(sums) and are_alike else None
     own, job = profile.flops, ranks.flops
-    flops = {"mfu": (own.model, job.model, peak_sec[0]), "hfu": (own.hardware, job.hardware, peak_sec[1])}
-    seconds = {  # that a device needs for all ranks' FLOPs, in the dtypes of this rank's
-        name: None if here_sec is None else ratio(part=of_job * here_sec, whole=here)
-        for name, (here, of_job, here_sec) in flops.items()
+    more = {  # FLOPs of all ranks, which are in the dtypes of this rank's, by its own
+        "mfu": ratio(part=job.model, whole=own.model),
+        "hfu": ratio(part=job.hardware, whole=own.hardware),
+    }
+    seconds = {
+        name: None if sec is None or (times := more[name]) is None else times * sec for name, sec in peak_sec.items()
     }
     used = {name: ratio(part=sec, whole=step_sec) for name, sec in seconds.items()}
     shares, impossible = utilization(used, 1.0, masked=job.skipped > 0)
@@ -182,7 +181,7 @@ def _ranks_at(ranks: RanksProfile, profile: Profile, peak_sec: tuple[float | Non
     unavailable = {name: reason for name, reason in ranks.unavailable.items() if shares.get(name) is None}
     unknown = [name for name, share in shares.items() if share is None]
     unavailable |= {name: why for name in unknown if name not in unavailable or not are_alike}
-    of_device = per_second(amount=own.model, seconds=peak_sec[0]) if are_alike else None
+    of_device = per_second(amount=own.model, seconds=peak_sec["mfu"]) if are_alike else None
     peak = None if of_device is None else of_device * ranks.answered
     rates = replace(ranks.rates, **shares)
     return replace(ranks, rates=rates, unavailable=unavailable | impossible, peak_flops_per_sec=peak)

@@ -90,12 +90,8 @@ def share_of_flops(flops: StepFlops, *, parts: int = 1, of: int) -> StepFlops:
 
 def sum_if_all_known(values: Iterable[_Number | None]) -> _Number | None:
     """The sum of *values*; None if one of them is not known, or if there are none."""
-    total: _Number | None = None
-    for value in values:
-        if value is None:
-            return None
-        total = value if total is None else total + value
-    return total
+    known = list(values)
+    return sum(one for one in known if one is not None) if known and None not in known else None
 
 
 def build_rates(
@@ -183,13 +179,7 @@ def build_throughput(
     seconds, reader = totals.seconds, totals.reader_sec
     if seconds is None:
         return None
-    unit: Literal["samples/s", "batches/s"] = "batches/s"
-    amounts = ((totals.batches, seconds.total), (1, seconds.least), (1, seconds.greatest))
-    rates = [per_second(amount=number, seconds=sec) for number, sec in amounts]
-    if totals.samples is not None and totals.samples_per_sec is not None:
-        of_samples, unit = totals.samples_per_sec, "samples/s"
-        rates = [per_second(amount=totals.samples, seconds=seconds.total), of_samples.greatest, of_samples.least]
-    average, most, least = (None if rate is None else rate * dp_size for rate in rates)
+    unit, ips = _items_per_sec(totals, seconds, dp_size)
     peak_sec = {"mfu": model_flops_peak_sec, "useful_mfu": useful_flops_peak_sec}
     shares, unavailable = utilization(peak_sec, seconds.total)
     counts: dict[str, Any] = {}
@@ -208,9 +198,7 @@ def build_throughput(
         reader_ratio=None if reader is None else ratio(part=reader.total, whole=seconds.total),
         reader_cost_sec=None if reader is None else _mean(reader),
         batch_cost_sec=_mean(seconds),
-        ips=None
-        if average is None or most is None or least is None
-        else Spread(average=average, maximum=most, minimum=least),
+        ips=ips,
         ips_unit=unit,
         **counts,
         notes=notes,
@@ -224,6 +212,21 @@ def build_throughput(
         batch_stretches_sec=tuple(one for one, _ in totals.stretches_sec),
         reader_stretches_sec=() if reader is None else tuple(wait for _, wait in totals.stretches_sec),
     )
+
+
+def _items_per_sec(
+    totals: BatchTotals, seconds: Extremes, dp_size: int
+) -> tuple[Literal["samples/s", "batches/s"], Spread | None]:
+    """Samples a second of *dp_size* ranks, or batches where samples are not known; a rate that is none is None."""
+    of_samples = totals.samples_per_sec
+    unit: Literal["samples/s", "batches/s"] = "samples/s"
+    if totals.samples is None or of_samples is None:
+        amounts = ((totals.batches, seconds.total), (1, seconds.least), (1, seconds.greatest))
+        rates, unit = [per_second(amount=number, seconds=sec) for number, sec in amounts], "batches/s"
+    else:
+        rates = [per_second(amount=totals.samples, seconds=seconds.total), of_samples.greatest, of_samples.least]
+    known = [rate * dp_size for rate in rates if rate is not None]
+    return unit, Spread(average=known[0], maximum=known[1], minimum=known[2]) if len(known) == 3 else None
 
 
 def _mean(values: Extremes) -> Spread:

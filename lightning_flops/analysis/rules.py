@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from lightning_flops.analysis.evidence import Evidence
-from lightning_flops.analysis.loading import kept_up_with, share_of_wait, words_of_loader
+from lightning_flops.analysis.evidence import Evidence, kept_up_with, share_of_wait, words_of_loader
 from lightning_flops.analysis.names import pattern_of
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.step import Advice

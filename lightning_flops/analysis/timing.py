@@ -77,33 +77,44 @@ def build_timing(
         return None
     mixed = tuple(phase for phase in _PHASES if phase in set(mixed_phases))
     wall, middle = [one.total for one in seconds], middle_half([one.total for one in seconds])
-    rare = {(phase,) for phase in (("bubble",) if trains else _OF_TRAINING)}  # only pipelines have a bubble
-    parts = []
-    for phases in dict.fromkeys(mixed if phase in mixed else (phase,) for phase in _PHASES):
-        times = tuple(math.fsum(getattr(one, phase) for phase in phases) for one in seconds)
-        typical_sec = _mean([times[place] for place in middle])
-        if phases not in rare or any(times):
-            parts.append(PartTiming(phases=phases, mean_sec=_mean(times), typical_sec=typical_sec, steps_sec=times))
+    parts = _parts(seconds, mixed, middle, trains=trains)
     sums = (math.fsum(part.mean_sec for part in parts), math.fsum(part.typical_sec for part in parts))
     step = PartTiming(phases=(), mean_sec=sums[0], typical_sec=sums[1], steps_sec=tuple(wall))
     measured = _NO_LOSS if processor is None else processor
     readers = [one.reader_sec for one in steps if one.reader_sec is not None and _is_duration(one.reader_sec)]
     is_read = len(readers) == len(steps) and "data_wait" not in mixed  # else not timed apart, and so not by the host
-    excluded: Counter[str] = Counter()
-    for one in steps:
-        excluded.update({cause: sec for cause, sec in one.excluded_sec.items() if _is_duration(sec)})
     return TimingProfile(
         stalls=_stalls(parts, step, middle),
         parts=tuple(parts),
         global_step=step,
         reader_sec=_mean(readers) if is_read else None,
-        excluded_sec={cause: sec for cause, sec in sorted(excluded.items()) if sec},
+        excluded_sec=_excluded_sec(steps),
         excludes_in_each=all(any(one.excluded_sec.values()) for one in steps),
         processor_steps_sec=_by_step(measured.batches_sec, len(seconds)),
         starved_share=measured.waited_share,
         cpu_system_ratio=measured.busy_share,
         heat_limited_share=measured.heat_share,
     )
+
+
+def _parts(
+    seconds: Sequence[PhaseSeconds], mixed: tuple[TimePhase, ...], middle: Sequence[int], *, trains: bool
+) -> list[PartTiming]:
+    """The parts of each step, *mixed* phases together, without phases that such a run does not have."""
+    rare, parts = {(phase,) for phase in (("bubble",) if trains else _OF_TRAINING)}, []  # only pipelines have a bubble
+    for phases in dict.fromkeys(mixed if phase in mixed else (phase,) for phase in _PHASES):
+        times = tuple(math.fsum(getattr(one, phase) for phase in phases) for one in seconds)
+        typical_sec = _mean([times[place] for place in middle])
+        if phases not in rare or any(times):
+            parts.append(PartTiming(phases=phases, mean_sec=_mean(times), typical_sec=typical_sec, steps_sec=times))
+    return parts
+
+
+def _excluded_sec(steps: Iterable[StepRecord]) -> dict[str, float]:
+    excluded: Counter[str] = Counter()
+    for one in steps:
+        excluded.update({cause: sec for cause, sec in one.excluded_sec.items() if _is_duration(sec)})
+    return {cause: sec for cause, sec in sorted(excluded.items()) if sec}
 
 
 def middle_half(times: Sequence[float]) -> list[int]:
@@ -139,8 +150,13 @@ _ROWS: tuple[BudgetKey, ...] = get_args(BudgetKey)
 _DATA = {"data_wait", "transfer"}
 _NO_COMPUTE = {*_DATA, "bubble", "other"}
 """Phases of a step in which the model does nothing."""
-_OF_TRACE: tuple[BudgetKey, ...] = ("operators", "communication", "idle")
-"""The rows that a trace divides from ``compute``."""
+_FILLED: Mapping[BudgetKey, tuple[str, ...]] = {
+    "operators": ("operators_ns",),
+    "communication": ("communication_ns",),
+    "idle": ("idle_ns", "copies_ns"),
+    "compute": ("matmul_ns",),
+}
+"""The rows that a trace divides, by fields of ``PartFilling``; the last has all where nothing is known."""
 
 
 def build_budget(
@@ -160,7 +176,7 @@ def build_budget(
     times_ns = _spent_ns(timing.parts, fillings or {}, on_device=traced is not None and traced.shows_device)
     notes = []
     if fillings is None:
-        times_ns |= dict.fromkeys(_OF_TRACE)
+        times_ns |= dict.fromkeys(("operators", "communication", "idle"))
         notes.append(
             "Other operators, communication and idle are n/a without a trace that shows what filled the phases."
         )
@@ -189,19 +205,15 @@ def _spent_ns(
     """Nanoseconds of each row before any peak; what no trace divides is computing."""
     spent = Counter[BudgetKey](dict.fromkeys(_ROWS[2:], 0))
     # If the wait for data is not apart from what is no such wait, it stands in ``other``.
-    sees_data = any("data_wait" in part.phases and _DATA.issuperset(part.phases) for part in parts)
+    of_data = {part.phases for part in parts if _DATA.issuperset(part.phases)}
+    sees_data = any("data_wait" in phases for phases in of_data)
     for part in parts:
         typical_ns = _ns(part.typical_sec)
         if _NO_COMPUTE.issuperset(part.phases):
-            spent["data" if sees_data and _DATA.issuperset(part.phases) else "other"] += typical_ns
+            spent["data" if sees_data and part.phases in of_data else "other"] += typical_ns
             continue
         inside = [fillings[phase] for phase in part.phases if phase in fillings]
-        weights: dict[BudgetKey, int] = {
-            "operators": sum(one.operators_ns for one in inside),
-            "communication": sum(one.communication_ns for one in inside),
-            "idle": sum(one.idle_ns + one.copies_ns for one in inside),
-            "compute": sum(one.matmul_ns for one in inside),  # the last, which has all where nothing is known
-        }
+        weights = {row: sum(getattr(one, name) for one in inside for name in names) for row, names in _FILLED.items()}
         if on_device and (traced_ns := sum(weights.values())):
             weights["communication"] = weights["communication"] * typical_ns // traced_ns
             weights["idle"] = max(0, typical_ns + weights["idle"] - sum(weights.values()))
