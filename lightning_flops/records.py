@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
@@ -80,7 +81,7 @@ class PhaseAmounts:
         return type(self)(**{one.name: getattr(self, one.name) - getattr(other, one.name) for one in fields(self)})
 
     @classmethod
-    def summed(cls, amounts: Iterable[tuple[FlopPhase, int]]) -> Self:
+    def summed(cls, amounts: Iterable[tuple[str, int]]) -> Self:
         """All *amounts*, each in its phase."""
         sums = dict.fromkeys(get_args(FlopPhase), 0)
         for phase, amount in amounts:
@@ -133,13 +134,12 @@ class FlopRecord:
     notes: tuple[str, ...] = ()  # what the counter could not do, in sentences for the report
     unused_calls: Mapping[str, int] = field(default_factory=dict)  # with gradients, of whose graph no backward ran
 
-    def by_bucket(self) -> dict[tuple[str, str], int]:
+    def by_bucket(self) -> Counter[tuple[str, str]]:
         """FLOPs by bucket and dtype; what is zero is left out."""
-        sums: dict[tuple[str, str], int] = {}
+        sums: Counter[tuple[str, str]] = Counter()
         for cell in self.cells:
-            if cell.flops:
-                sums[cell.phase, cell.dtype] = sums.get((cell.phase, cell.dtype), 0) + cell.flops
-        return sums
+            sums[cell.phase, cell.dtype] += cell.flops
+        return +sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,9 +89,8 @@ def _tokens(given: tuple[Any, ...], result: Any) -> tuple[int, int]:
     made = getattr(result, "sequences", result)
     if isinstance(made, torch.Tensor):
         prompts = next((one for one in given if isinstance(one, torch.Tensor) and one.dim() == 2), made[:, :0])
-        rows, length = made.shape
         repeats = not getattr(getattr(given[0], "config", None), "is_encoder_decoder", False)
-        return rows * prompts.shape[1], rows * (length - repeats * prompts.shape[1])
+        return len(made) * prompts.shape[1], len(made) * (made.shape[1] - repeats * prompts.shape[1])
     if isinstance(made, dict):
         made = made["prompt_ids"], made["completion_ids"]
     elif hasattr(made[0], "outputs"):  # vLLM's own answers

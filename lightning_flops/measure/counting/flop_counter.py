@@ -323,11 +323,11 @@ class FlopCounter:
 
     def total(self) -> PhaseFlops:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""
-        return PhaseFlops(**self._totals.flops)
+        return PhaseFlops.summed((phase, flops) for (phase, _), flops in self.buckets().items())
 
     def buckets(self) -> Counter[tuple[str, str]]:
-        """The same by bucket and dtype, and what was skipped of each."""
-        return Counter(self._totals.buckets)
+        """The same by phase and dtype."""
+        return self._totals.flops.copy()
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""

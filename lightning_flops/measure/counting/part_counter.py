@@ -15,9 +15,6 @@ from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePha
 _COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
 """Parts of a step whose work counts as it comes; a forward's counts as the root's, that of anything else not at all."""
 
-_TIMED_AS = {"recompute": "backward", "skipped": ""}
-"""Where the time of a bucket's work is looked for, if not in the part of its name; empty: it is no work."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedStep:
@@ -102,6 +99,6 @@ class PartCounter(Parts):
         before, self._seen = self._seen, self.counter.buckets()
         new = self._seen - before
         self._spent[phase_of(part, self._phase)].update(new)
-        ran = {_TIMED_AS.get(bucket, bucket) for bucket, _ in new}
-        if ran - {part, ""}:
+        ran = {"backward" if phase == "recompute" else phase for phase, _ in new}  # the parts whose time it takes
+        if ran - {part}:
             self.mixed.update(one for one in get_args(TimePhase) if one in ran | {part})

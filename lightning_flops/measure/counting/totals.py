@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -50,8 +51,7 @@ class Totals:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         """Held by whoever adds to it: what fails meanwhile ends the counter, which asks for it again."""
-        self.flops: dict[FlopPhase, int] = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
-        self.buckets: dict[tuple[str, str], int] = {}  # the same, and what was skipped, each by dtype
+        self.flops: Counter[tuple[str, str]] = Counter()  # by phase and dtype
         self.calls: dict[str, int] = {}
         self.estimates: dict[str, str] = {}  # operators whose FLOPs are estimates, and where those come from
         self.unread: dict[str, tuple[str, list[Any]]] = {}
@@ -94,9 +94,7 @@ class Totals:
         """Add FLOPs to a cell of *phase* and *dtype*."""
         cell.flops += flops
         cell.skipped += skipped
-        self.flops[phase] += flops
-        for bucket, amount in ((phase, flops), ("skipped", skipped)):
-            self.buckets[bucket, dtype] = self.buckets.get((bucket, dtype), 0) + amount
+        self.flops[phase, dtype] += flops
 
     def list(self, operator: str, module: str, may_have_flops: bool) -> None:
         """List one call of an operator that could not be counted."""
