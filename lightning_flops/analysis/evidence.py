@@ -15,10 +15,10 @@ from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, de
 from lightning_flops.analysis.lines import Cause, causes
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import timed_steps
-from lightning_flops.records import ModuleRecord, OperatorCell, RunFacts, WindowRecord
+from lightning_flops.records import ROLLOUT, ModuleRecord, OperatorCell, RunFacts, WindowRecord
 from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import Budget, LineProfile, LinesProfile, ModuleTimes, TimingProfile
+from lightning_flops.schema.step import Budget, LineProfile, LinesProfile, ModuleTimes, PhaseProfile, TimingProfile
 from lightning_flops.schema.trace import Straggler, TracedStep, TraceReport
 from lightning_flops.units import duration, plain
 
@@ -68,6 +68,7 @@ class Evidence:
     #: The rank that the others wait for longest; None if all keep pace, or the other ranks are not known.
     straggler: Straggler | None = None
     tensors: MemoryReport | None = None  #: What tensors held in the counted step.
+    phases: Mapping[str, PhaseProfile] = field(default_factory=dict)  #: Of a step that has some beside training.
     idle_cores: float | None = None  #: Cores of the machine that had nothing to do while steps were timed.
     #: Processor time that this process had, or was ready for, while steps were timed ÷ their time.
     processor_share: float | None = None
@@ -160,6 +161,7 @@ def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Ev
         modules={**evidence.modules, "misaligned": odd_names},
         peaks=profile.peaks_flops_per_sec,
         tensors=profile.tensors,
+        phases=profile.phases,
         reads_a_step=reads / max(1, len(window.counted_steps)),
         forwards_a_batch=None if first is None else first.signature.forwards / max(1, first.micro_steps),
     )
@@ -239,7 +241,8 @@ def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, Mo
             one.name: own_sec[one.name] for one in known if _is_written_out_attention(operators[one.name], steps)
         },
         "float64": {name: own_sec[name] for name in own_sec if name in doubles},
-        "calls": _repeated(window, times, evidence),
+        # The calls of a rollout, one for each token, need the one before.
+        "calls": {} if ROLLOUT in evidence.phases else _repeated(window, times, evidence),
         "unused_forward": _unused(window, times),
     }
     found = {rule: of for rule, of in by_rule.items() if of}

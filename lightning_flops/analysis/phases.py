@@ -40,6 +40,7 @@ def build_phases(
         peak_sec = mean(total=peak_seconds(spent_in, peaks), steps=steps)
         found[name] = PhaseProfile(
             flops=whole[name],
+            dtype=max(spent_in, key=spent_in.__getitem__, default=None) if whole[name] else None,
             seconds=seconds[name] if timed else None,
             ratio=ratio(part=seconds[name], whole=sum(seconds.values())),
             mfu=utilization({"mfu": peak_sec}, seconds[name])[0]["mfu"],

@@ -13,10 +13,12 @@ from functools import partial
 
 from lightning_flops.analysis.evidence import Evidence, kept_up_with, share_of_wait, words_of_loader
 from lightning_flops.analysis.names import pattern_of
+from lightning_flops.analysis.rates import per_second, ratio
 from lightning_flops.config import AdviceThresholds
+from lightning_flops.records import ROLLOUT, SCORING, TRAINING
 from lightning_flops.schema.step import Advice
 from lightning_flops.schema.trace import Straggler
-from lightning_flops.units import duration, percent, plain
+from lightning_flops.units import duration, percent, plain, si
 
 _PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profiler's pattern matcher", "this project"
 _NAMED = 3
@@ -77,9 +79,14 @@ class Rule:
 
 def _of_products(dtype: str, faster: str, evidence: Evidence, measured: float) -> float | None:
     """What products in *dtype* save at the peak of another one."""
-    slow, fast, share = evidence.peaks.get(dtype), evidence.peaks.get(faster), evidence.matmul_share
-    share = share or evidence.compute_share
-    return None if not slow or not fast or share is None else measured * share * max(0.0, 1.0 - slow / fast)
+    gain, share = _gain(dtype, faster, evidence), evidence.matmul_share or evidence.compute_share
+    return None if gain is None or share is None else measured * share * gain
+
+
+def _gain(dtype: str | None, faster: str, evidence: Evidence) -> float | None:
+    """Share of its time that work in *dtype* saves by the peak of another one; None if one of them is not known."""
+    slow, fast = evidence.peaks.get(dtype or ""), evidence.peaks.get(faster)
+    return None if not slow or not fast else max(0.0, 1.0 - slow / fast)
 
 
 def _of_memory(evidence: Evidence) -> Mapping[str, str]:
@@ -135,6 +142,23 @@ def _of_waiting(evidence: Evidence) -> Mapping[str, str]:
 
 def _optimizers(evidence: Evidence) -> set[str]:
     return {one.type_name for one in evidence.facts.optimizers or ()}
+
+
+def _rate(phase: str, evidence: Evidence) -> float | None:
+    """FLOP/s of a phase that ran here."""
+    one = evidence.phases.get(phase)
+    return None if one is None or one.estimated else per_second(amount=one.flops, seconds=one.seconds)
+
+
+def _rate_of_rollout(evidence: Evidence) -> float:
+    """What a rollout's FLOP/s are of the training's; 1 where they are not known."""
+    return ratio(part=_rate(ROLLOUT, evidence), whole=_rate(TRAINING, evidence)) or 1.0
+
+
+def _gain_of_scoring(evidence: Evidence) -> float:
+    """The share of its time that a model which is only asked saves in bfloat16; 0 where that is not known."""
+    one = evidence.phases.get(SCORING)
+    return 0.0 if one is None else _gain(one.dtype, "bfloat16", evidence) or 0.0
 
 
 def straggler_evidence(straggler: Straggler) -> str:
@@ -207,6 +231,34 @@ RULES: tuple[Rule, ...] = (
         "called, its arguments have it fall back on separate products: see torch.nn.attention.sdpa_kernel.",
         unless="where the scores themselves are needed",
         ceiling="the time of these modules without the modules inside them",
+    ),
+    Rule(
+        name="rollout",
+        measured=lambda one: one.phases[ROLLOUT].ratio if _rate_of_rollout(one) < _MOSTLY else None,
+        threshold="more than {limit}, at less than half of the training's FLOP/s",
+        words=lambda one: {name: si(_rate(name, one), "FLOP/s") for name in (ROLLOUT, TRAINING)},
+        fact="Generation takes {measured} of the step, at {rollout}, where training runs at {training}: for each token "
+        "the model reads all of its weights, and computes on a few rows.",
+        remedy="Generate for more prompts at once (TRL: a larger generation_batch_size), or let an inference server do "
+        "it (TRL: use_vllm=True).",
+        unless="where memory is full of keys and values, or where steps must not train on samples of earlier weights",
+        changes=True,
+        saves=lambda one, measured: measured * (1.0 - _rate_of_rollout(one)),
+        ceiling="that share, less what its FLOPs take at the training's FLOP/s",
+    ),
+    Rule(
+        name="scoring",
+        measured=lambda one: one.phases[SCORING].ratio if _gain_of_scoring(one) else None,
+        threshold="more than {limit}, in a dtype whose peak is below that of bfloat16",
+        words=lambda one: {"dtype": str(one.phases[SCORING].dtype)},
+        fact="Models that are only asked (a reference, a teacher, a reward model) take {measured} of the step, in "
+        "{dtype}.",
+        remedy="Load them in bfloat16, or call them inside torch.autocast. Where the answers on a sample stay the "
+        "same, as a reference's, ask once before training (TRL's DPO: precompute_ref_log_probs=True).",
+        unless="where their answers are compared with the trained model's to more digits",
+        changes=True,
+        saves=lambda one, measured: measured * _gain_of_scoring(one),
+        ceiling="that share, less what it takes at the peak of bfloat16",
     ),
     Rule(
         name="recompute",

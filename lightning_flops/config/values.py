@@ -40,6 +40,8 @@ class AdviceThresholds:
     calls: float = 0.10  # a module that a batch calls many times above this share
     unused_forward: float = 0.05  # forwards whose output no backward used above this share
     attention: float = 0.10  # attention that is written out above this share
+    rollout: float = 0.20  # generation at less than half of the training's FLOP/s above this share
+    scoring: float = 0.05  # a model that is only asked, in float32 where bfloat16 is faster, above this share
     recompute: float = 0.10  # forwards that the backward repeats above this share
     closure: float = 3.0  # runs of the model that a batch has in an LBFGS's closure above this number
     host_wait: float = 0.05  # idle device above this share where numbers are read from it

@@ -110,6 +110,7 @@ def phases_section(profile: Profile) -> Section:
         share("share", at("1.ratio")),
         Column("", at("1.flops"), unit="FLOPs"),
         field("MFU", "1.mfu", percent),
+        field("in", "1.dtype", str),
         field("tokens", "1.tokens"),
         field("completed", "1.completion_tokens"),
         field("completed/s", "1.tokens_per_sec"),

@@ -58,6 +58,7 @@ class PhaseProfile:
     #: Forward + backward; those of all phases add up to the step's, without estimated ones. None: not known.
     flops: int | None
     estimated: bool = False  #: Whether they are those of a training's forward over as many tokens: a server generated.
+    dtype: str | None = None  #: Of the arithmetic of most of them.
     seconds: float | None  #: Mean over the timed steps; those of all phases add up to the step. None: none was timed.
     ratio: float | None  #: Share of the step's time.
     mfu: float | None  #: FLOPs / (peak of their dtypes x seconds); None of an estimate, whose device is another one.

@@ -31,7 +31,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import Advice, Budget, BudgetKey, DtypeFlops, LineProfile, ModuleTimes
+from lightning_flops.schema.step import Advice, Budget, BudgetKey, DtypeFlops, LineProfile, ModuleTimes, PhaseProfile
 from lightning_flops.schema.trace import Straggler, TracedStep
 from tests.report import windows
 from tests.report.traced_windows import transformer_traced
@@ -72,7 +72,15 @@ def only(evidence: Evidence) -> Advice:
     return advice
 
 
+def phases(name: str, share: float, *, flops: int = 10**9, **more: Any) -> dict[str, PhaseProfile]:
+    """A phase of a step of one second, and a training of 0.1 s at 100 GFLOP/s."""
+    one = PhaseProfile(flops=flops, seconds=share, ratio=share, mfu=None, dtype="float32", **more)
+    return {name: one, "training": PhaseProfile(flops=10**10, seconds=0.1, ratio=0.1, mfu=None, dtype="bfloat16")}
+
+
 LIMITS: list[tuple[str, float, Callable[[float], dict[str, Any]]]] = [
+    ("rollout", 0.20, lambda share: {"phases": phases("rollout", share)}),
+    ("scoring", 0.05, lambda share: {"phases": phases("scoring", share), "peaks": {"float32": 1e12, "bfloat16": 4e12}}),
     ("padding", 0.20, lambda share: {"facts": RunFacts(padding_ratio=share)}),
     ("exposed_communication", 0.10, lambda share: {"shares": {"exposed_communication": share}}),
     ("waiting", 0.10, lambda share: {"shares": {"waiting": share}}),
@@ -117,6 +125,35 @@ def test_every_rule_has_a_case() -> None:
 def test_a_rule_speaks_above_its_limit_alone(rule: str, limit: float, of: Callable[[float], dict[str, Any]]) -> None:
     assert rules(Evidence(**of(limit))) == []
     assert rules(Evidence(**of(limit + 0.01))) == [rule]
+
+
+def test_a_rollout_saves_its_time_less_what_its_flops_take_at_the_trainings_speed() -> None:
+    advice = only(Evidence(phases=phases("rollout", 0.5)))  # 2 GFLOP/s, and training 100
+    assert "50.0% of the step, at 2 GFLOP/s, where training runs at 100 GFLOP/s" in advice.fact
+    assert advice.ceiling == pytest.approx(0.5 - 10**9 / 100e9)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(phases("rollout", 0.5, flops=25 * 10**9), id="half of the training's speed"),
+        pytest.param(phases("rollout", 0.5, estimated=True), id="a server's"),
+        pytest.param({"rollout": phases("rollout", 0.5)["rollout"]}, id="nothing to compare with"),
+    ],
+)
+def test_a_rollout_that_is_not_known_to_be_slow_gets_no_advice(of: dict[str, PhaseProfile]) -> None:
+    assert rules(Evidence(phases=of)) == []
+
+
+def test_scoring_saves_what_the_peak_of_bfloat16_saves_and_nothing_where_it_is_in_it_or_not_faster() -> None:
+    of, faster = phases("scoring", 0.4), {"float32": 1e12, "bfloat16": 4e12}
+    advice = only(Evidence(phases=of, peaks=faster))
+    assert "take 40.0% of the step, in float32" in advice.fact
+    assert advice.ceiling == pytest.approx(0.4 * 3 / 4)
+    assert rules(Evidence(phases=of)) == []
+    assert rules(Evidence(phases=of, peaks={"float32": 1e12, "bfloat16": 1e12})) == []
+    of["scoring"] = replace(of["scoring"], dtype="bfloat16")
+    assert rules(Evidence(phases=of, peaks=faster)) == []
 
 
 def waits(wait_sec: float, *, step_sec: float = 0.1, batches: float = 1, **measured: Any) -> Evidence:
@@ -337,6 +374,7 @@ def gathered(
     times: dict[str, float] | None = None,
     traced: TracedStep | None = None,
     budget: Budget | None = None,
+    of_phases: dict[str, PhaseProfile] | None = None,
     **changes: Any,
 ) -> Evidence:
     """Evidence of eight equal steps of 20 ms; *times* are the modules' own milliseconds."""
@@ -347,7 +385,7 @@ def gathered(
         **changes,
     )
     dtypes = flops_in("float32", 30), flops_in("tf32", 70)
-    profile = replace(profile_of(window), dtypes=dtypes, traced=traced, budget=budget)
+    profile = replace(profile_of(window), dtypes=dtypes, traced=traced, budget=budget, phases=of_phases or {})
     return gather_evidence(window, with_times(profile, times or {}))
 
 
@@ -526,10 +564,12 @@ def test_lines_are_named_that_are_not_the_models_work(part: str, more: dict[str,
 # ---- modules that do what a remedy is known for
 
 
-def of_modules(cells: Any, *, calls: dict[str, int], times: dict[str, float], unused: dict[str, int]) -> Evidence:
+def of_modules(
+    cells: Any, *, calls: dict[str, int], times: dict[str, float], unused: dict[str, int], **more: Any
+) -> Evidence:
     flops = replace(windows.mlp_window().flops, cells=cells, module_calls=calls, unused_calls=unused)
     modules = tuple(ModuleRecord(name=name, type_name="Module") for name in times)
-    return gathered(modules=modules, flops=flops, times=times, traced=TRACED)
+    return gathered(modules=modules, flops=flops, times=times, traced=TRACED, **more)
 
 
 @pytest.mark.parametrize(
@@ -582,6 +622,8 @@ def test_modules_are_called_many_times_a_batch_the_outermost_alone() -> None:
     assert "calls" not in of_modules(cells, calls={"net": 31}, times=times, unused={}).shares
     slow = of_modules(cells, calls={"net": 32}, times={"net": 80.0}, unused={})
     assert "calls" not in slow.shares  # 2.5 ms each: the model's work
+    generates = of_modules(cells, calls={"net": 32}, times=times, unused={}, of_phases=phases("rollout", 0.5))
+    assert "calls" not in generates.shares  # each token needs the one before
 
 
 def test_forwards_are_unused_where_others_of_the_module_were_used() -> None:
