@@ -73,3 +73,24 @@ def _with_tokens(rollout: PhaseProfile, window: WindowRecord, steps: Sequence[St
     a_token = ratio(part=forward, whole=sum_if_all_known(one.tokens for one in window.counted_steps))
     flops = None if a_token is None or rollout.tokens is None else round(a_token * rollout.tokens)
     return replace(rollout, flops=flops, estimated=flops is not None, mfu=None)
+
+
+# ---- what advice goes by
+
+
+def rate(name: str, phases: Mapping[str, PhaseProfile]) -> float | None:
+    """FLOP/s of a phase that ran here."""
+    one = phases.get(name)
+    return None if one is None or one.estimated else per_second(amount=one.flops, seconds=one.seconds)
+
+
+def rate_of_rollout(phases: Mapping[str, PhaseProfile]) -> float:
+    """What a rollout's FLOP/s are of the training's; 1 where they are not known."""
+    return ratio(part=rate(ROLLOUT, phases), whole=rate(TRAINING, phases)) or 1.0
+
+
+def scoring_gain(phases: Mapping[str, PhaseProfile], peaks: Mapping[str, float]) -> float:
+    """The share of its time that a model which is only asked saves in bfloat16; 0 where that is not known."""
+    dtype = phases[SCORING].dtype if SCORING in phases else None
+    left = ratio(part=peaks.get(dtype or ""), whole=peaks.get("bfloat16"))
+    return 0.0 if left is None else max(0.0, 1.0 - left)

@@ -13,7 +13,7 @@ from functools import partial
 
 from lightning_flops.analysis.evidence import Evidence, kept_up_with, share_of_wait, words_of_loader
 from lightning_flops.analysis.names import pattern_of
-from lightning_flops.analysis.rates import per_second, ratio
+from lightning_flops.analysis.phases import rate, rate_of_rollout, scoring_gain
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
 from lightning_flops.schema.step import Advice
@@ -79,14 +79,9 @@ class Rule:
 
 def _of_products(dtype: str, faster: str, evidence: Evidence, measured: float) -> float | None:
     """What products in *dtype* save at the peak of another one."""
-    gain, share = _gain(dtype, faster, evidence), evidence.matmul_share or evidence.compute_share
-    return None if gain is None or share is None else measured * share * gain
-
-
-def _gain(dtype: str | None, faster: str, evidence: Evidence) -> float | None:
-    """Share of its time that work in *dtype* saves by the peak of another one; None if one of them is not known."""
-    slow, fast = evidence.peaks.get(dtype or ""), evidence.peaks.get(faster)
-    return None if not slow or not fast else max(0.0, 1.0 - slow / fast)
+    slow, fast, share = evidence.peaks.get(dtype), evidence.peaks.get(faster), evidence.matmul_share
+    share = share or evidence.compute_share
+    return None if not slow or not fast or share is None else measured * share * max(0.0, 1.0 - slow / fast)
 
 
 def _of_memory(evidence: Evidence) -> Mapping[str, str]:
@@ -142,23 +137,6 @@ def _of_waiting(evidence: Evidence) -> Mapping[str, str]:
 
 def _optimizers(evidence: Evidence) -> set[str]:
     return {one.type_name for one in evidence.facts.optimizers or ()}
-
-
-def _rate(phase: str, evidence: Evidence) -> float | None:
-    """FLOP/s of a phase that ran here."""
-    one = evidence.phases.get(phase)
-    return None if one is None or one.estimated else per_second(amount=one.flops, seconds=one.seconds)
-
-
-def _rate_of_rollout(evidence: Evidence) -> float:
-    """What a rollout's FLOP/s are of the training's; 1 where they are not known."""
-    return ratio(part=_rate(ROLLOUT, evidence), whole=_rate(TRAINING, evidence)) or 1.0
-
-
-def _gain_of_scoring(evidence: Evidence) -> float:
-    """The share of its time that a model which is only asked saves in bfloat16; 0 where that is not known."""
-    one = evidence.phases.get(SCORING)
-    return 0.0 if one is None else _gain(one.dtype, "bfloat16", evidence) or 0.0
 
 
 def straggler_evidence(straggler: Straggler) -> str:
@@ -234,30 +212,28 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="rollout",
-        measured=lambda one: one.phases[ROLLOUT].ratio if _rate_of_rollout(one) < _MOSTLY else None,
+        measured=lambda one: one.phases[ROLLOUT].ratio if rate_of_rollout(one.phases) < _MOSTLY else None,
         threshold="more than {limit}, at less than half of the training's FLOP/s",
-        words=lambda one: {name: si(_rate(name, one), "FLOP/s") for name in (ROLLOUT, TRAINING)},
-        fact="Generation takes {measured} of the step, at {rollout}, where training runs at {training}: for each token "
-        "the model reads all of its weights, and computes on a few rows.",
-        remedy="Generate for more prompts at once (TRL: a larger generation_batch_size), or let an inference server do "
-        "it (TRL: use_vllm=True).",
+        words=lambda one: {name: si(rate(name, one.phases), "FLOP/s") for name in (ROLLOUT, TRAINING)},
+        fact="Generation takes {measured} of the step, at {rollout}, where training runs at {training}.",
+        remedy="Generate for more prompts at once, as each token reads all of the weights (TRL: a larger "
+        "generation_batch_size), or let an inference server do it (TRL: use_vllm=True).",
         unless="where memory is full of keys and values, or where steps must not train on samples of earlier weights",
         changes=True,
-        saves=lambda one, measured: measured * (1.0 - _rate_of_rollout(one)),
+        saves=lambda one, measured: measured * (1.0 - rate_of_rollout(one.phases)),
         ceiling="that share, less what its FLOPs take at the training's FLOP/s",
     ),
     Rule(
         name="scoring",
-        measured=lambda one: one.phases[SCORING].ratio if _gain_of_scoring(one) else None,
+        measured=lambda one: one.phases[SCORING].ratio if scoring_gain(one.phases, one.peaks) else None,
         threshold="more than {limit}, in a dtype whose peak is below that of bfloat16",
         words=lambda one: {"dtype": str(one.phases[SCORING].dtype)},
-        fact="Models that are only asked (a reference, a teacher, a reward model) take {measured} of the step, in "
-        "{dtype}.",
+        fact="Models that are only asked, as a reference or a reward model, take {measured} of the step, in {dtype}.",
         remedy="Load them in bfloat16, or call them inside torch.autocast. Where the answers on a sample stay the "
         "same, as a reference's, ask once before training (TRL's DPO: precompute_ref_log_probs=True).",
         unless="where their answers are compared with the trained model's to more digits",
         changes=True,
-        saves=lambda one, measured: measured * _gain_of_scoring(one),
+        saves=lambda one, measured: measured * scoring_gain(one.phases, one.peaks),
         ceiling="that share, less what it takes at the peak of bfloat16",
     ),
     Rule(
