@@ -78,7 +78,7 @@ class PhaseTimer(Parts):
 
     def phase(self, name: str) -> None:
         """As of ``Parts``."""
-        if name != self._phase and not self.whole:
+        if name != self._phase:
             self._phase = name
             self._mark()
 
