@@ -10,6 +10,7 @@ they come, and the line that runs says whether it repeats the forward.
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import operator
 import re
@@ -46,6 +47,8 @@ _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\((.*?)^'''", re.MULTILINE
 
 _TEMPLATE = re.compile(r"triton_tem_|micro_gemm|cutlass_|flex_attention")
 """What stands in the name or the source of a kernel that multiplies, and in no other."""
+
+_TRITON_PRODUCT = re.compile(r"\bdot(_scaled)?\s*\(")  # in the source of a kernel that a user has written
 
 ReadGraph = Callable[[str, Any], Callable[[], object]]
 """Takes a graph's text and what it is called with; returns what counts this call. It raises if it cannot read them."""
@@ -105,12 +108,23 @@ class CompiledCode:
 
         return ends
 
-    def list_unseen(self, name: str) -> None:
+    def list_unseen(self, name: str, may_have_flops: bool = True) -> None:
         """Work of which the dispatcher sees nothing runs: it is listed under the module that is running."""
         state = self._threads.state
-        if not state.paused:
-            module, phase = state.place(True)
-            self._totals.list(name, self.running_region(state, module, phase), True)
+        if state.paused or state.by_graph or self._is_counted_here is None or not self._is_counted_here():
+            return
+        module, phase = state.place(True)
+        if not state.stands_for(module, phase):
+            self._totals.list(name, self.running_region(state, module, phase), may_have_flops)
+
+    def kernel_launches(self, kernel: Any, *_: Any, warmup: bool = False, **__: Any) -> None:
+        """A Triton kernel is launched by Python: no operator shows it, unless one with a formula launches it."""
+        if not warmup:
+            function = getattr(kernel, "fn", kernel)
+            called = inspect.getclosurevars(function).globals.values() if inspect.isfunction(function) else ()
+            sources = [getattr(one, "src", None) for one in (kernel, *called) if type(one) is type(kernel)]
+            multiplies = any(one is None or _TRITON_PRODUCT.search(one) for one in sources)
+            self.list_unseen(f"triton.{getattr(function, '__name__', type(kernel).__name__)}", multiplies)
 
     def close(self) -> None:
         """Looks at nothing any more, and leaves what torch made as it was."""

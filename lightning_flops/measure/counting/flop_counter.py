@@ -42,7 +42,7 @@ from lightning_flops.measure.torch_private.needed import (
     require_all,
     sequence_number,
 )
-from lightning_flops.measure.torch_private.optional import is_replica
+from lightning_flops.measure.torch_private.optional import class_of_triton_kernels, is_replica
 from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
 from lightning_flops.signals import Undo
 
@@ -182,7 +182,12 @@ class FlopCounter:
             heard += [(manager, "__enter__", self._repetition_begins, "the beginning of a repeated forward")]
             heard += [(manager, "__exit__", self._repetition_ends, "the end of a repeated forward")]
         if hasattr(graph := getattr(torch.cuda, "CUDAGraph", None), "replay"):
-            heard += [(graph, "replay", self._replays, "a replayed CUDA graph")]
+            replays = lambda graph: self._compiled.list_unseen("cuda.graph_replay")  # noqa: E731
+            heard += [(graph, "replay", replays, "a replayed CUDA graph")]
+        kernels = class_of_triton_kernels()
+        self._mode.hears_kernels = "run" in vars(kernels)
+        if self._mode.hears_kernels:
+            heard += [(kernels, "run", self._compiled.kernel_launches, "the launch of a Triton kernel")]
         for owner, name, begins, where in heard:
             patches.listen(undo, owner, name, begins, failed=partial(self._failed, where))
 
@@ -304,11 +309,6 @@ class FlopCounter:
         if graph_task_id() != NO_GRAPH_TASK and any(one is manager for one, _ in repetitions):
             while repetitions.pop()[0] is not manager:
                 pass
-
-    def _replays(self, graph: Any) -> None:
-        """A CUDA graph is replayed, of which no operator is seen."""
-        if self._is_counted_here() and not self._threads.state.by_graph:
-            self._compiled.list_unseen("cuda.graph_replay")
 
     # ---- results
 

@@ -81,6 +81,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         """Products in forwards of custom autograd functions, by their operands: a backward may repeat them."""
         self.data_dependent = False
         """Values in tensors have decided sizes: another step of these shapes may cost something else."""
+        self.hears_kernels = False
+        """Whether launches of Triton kernels are heard of."""
         self.runs_in_tf32: Callable[[str], bool] | None = None
 
     @classmethod
@@ -111,10 +113,22 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if counts and operator.looks_inside:
             return self._open(operator, types, args, kwargs)
-        out = func(*args, **kwargs)
+        out = self._runs(operator, func, *args, **kwargs) if self.hears_kernels else func(*args, **kwargs)
         if counts:  # it has run: if counting it fails, the user's step goes on
             guarded(self._operator_failed, self._add, operator, args, kwargs, out)
         return out
+
+    def _runs(self, operator: Operator, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What *function* returns, which runs an operator; kernels that a known one launches need not be listed."""
+        state = self._threads.state
+        where = None if operator.entry.kind == "unknown" else guarded(self._operator_failed, state.place, True)
+        if where is None:
+            return function(*args, **kwargs)
+        state.functions.append(where[1])
+        try:
+            return function(*args, **kwargs)
+        finally:
+            del state.functions[-1:]
 
     def _operator(self, function: Any) -> Operator:
         return self._operators.get(id(function)) or self._operators.setdefault(id(function), Operator(function))
@@ -134,9 +148,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 tensors = [*tensors_in((*args, *kwargs.values()))]
                 keys = guarded(self._operator_failed, keys_of_python_kernel, operator.function, tensors)
             if keys is None:
-                out = operator.function(*args, **kwargs)
+                out = self._runs(operator, operator.function, *args, **kwargs)
             else:
-                out = run_python_kernel(operator.function, keys, args, kwargs, None if operator.counted else self)
+                mode = None if operator.counted else self
+                out = self._runs(operator, run_python_kernel, operator.function, keys, args, kwargs, mode)
             moves = keys is None or operator.counted
             guarded(self._operator_failed, self._add, operator, args, kwargs, out, moves)
         finally:

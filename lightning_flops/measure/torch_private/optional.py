@@ -95,6 +95,11 @@ def triton_kernel(index: int) -> Any:
     return None if table is None else table.get_kernel(index)
 
 
+def class_of_triton_kernels() -> Any:
+    """The class of what ``@triton.jit`` returns, whose ``run`` launches it; one without where no Triton was loaded."""
+    return getattr(sys.modules.get("triton.runtime.jit"), "JITFunction", object)
+
+
 _CustomOperator: Any = take("torch.library:CustomOpDef", ())
 
 
