@@ -147,7 +147,7 @@ def temporary() -> Iterator[Path]:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The clock of all windows and of standalone profilers, in the test's hands."""
-    from lightning_flops.measure.timing.clocks import WallClock
+    from lightning_flops.measure.timing.phase_timer import WallClock
 
     fake = FakeNow()
     for module in ("run.window", "adapters.standalone"):

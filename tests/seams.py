@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_flops.analysis.step_flops import CountSchedule, StepFlops
-from lightning_flops.measure.tokens import TokenReader
+from lightning_flops.measure.batches import TokenReader
 from lightning_flops.run.delivery import Delivery
 from lightning_flops.run.run import Run, safe
 from lightning_flops.run.throughput import Monitor, Throughput

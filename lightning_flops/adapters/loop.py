@@ -23,7 +23,7 @@ from lightning_flops.adapters.steps import Part, StepEnd, Steps
 from lightning_flops.adapters.wrapping import Hook, hear, hear_calls, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import HIDDEN_SHAPE, alike_parts, first_tensor, samples_in, tensor_shapes
-from lightning_flops.measure.optimizer_hooks import OptimizerHooks
+from lightning_flops.measure.module_hooks import OptimizerHooks
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import (
     fetched_ahead,

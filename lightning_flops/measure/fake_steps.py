@@ -27,8 +27,8 @@ from lightning_flops.measure.counting.offline import (
     put_in,
     tensors_of,
 )
+from lightning_flops.measure.module_hooks import with_inner
 from lightning_flops.measure.module_scope import named_modules, unwrapped
-from lightning_flops.measure.optimizer_hooks import with_inner
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import new_fake_mode, tree_map_only

@@ -25,8 +25,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from lightning_flops import host_clock
-from lightning_flops.measure.timing.clocks import WallClock
-from lightning_flops.measure.timing.phase_timer import PhaseTimer
+from lightning_flops.measure.timing.phase_timer import PhaseTimer, WallClock
 from lightning_flops.measure.torch_private.needed import frames_outwards, hide
 from lightning_flops.records import LineRecord, LinesRecord
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_flops.measure.optimizer_hooks import with_inner
+from lightning_flops.measure.module_hooks import with_inner
 from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import tree_leaves
 from lightning_flops.measure.torch_private.optional import on_this_rank

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
 from lightning_flops.measure.counting.offline import VariedBatch, called, tensors_of
-from lightning_flops.measure.counting.traffic import bytes_of
+from lightning_flops.measure.counting.totals import bytes_of
 from lightning_flops.measure.fake_steps import loss_in, run_step
 from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.measure.random_state import random_state_kept

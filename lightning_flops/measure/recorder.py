@@ -28,8 +28,7 @@ from lightning_flops.measure.memory import MemoryWatch
 from lightning_flops.measure.module_scope import describe_modules
 from lightning_flops.measure.notes import Notes, notes_on_times
 from lightning_flops.measure.parts import Parts
-from lightning_flops.measure.timing.clocks import WallClock
-from lightning_flops.measure.timing.phase_timer import PhaseTimer
+from lightning_flops.measure.timing.phase_timer import PhaseTimer, WallClock
 from lightning_flops.measure.tracing.step_tracer import StepTracer, TraceCycles
 from lightning_flops.records import (
     REST,

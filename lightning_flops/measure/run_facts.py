@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from lightning_flops.measure.optimizer_hooks import with_inner
+from lightning_flops.measure.module_hooks import with_inner
 from lightning_flops.measure.torch_private.optional import graph_breaks, recompilations
 from lightning_flops.records import OptimizerFacts, RunFacts
 

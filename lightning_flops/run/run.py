@@ -20,10 +20,10 @@ import torch
 from lightning_flops.analysis.memory import MemoryPrediction
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.measure.batches import TokenReader
 from lightning_flops.measure.fake_steps import failed_steps
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.timing.processor_wait import heat_counter
-from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
 from lightning_flops.report.predicted_document import headline

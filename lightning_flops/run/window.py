@@ -17,7 +17,7 @@ from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.recorder import Phase, Recorder
 from lightning_flops.measure.run_facts import gather_run_facts
-from lightning_flops.measure.timing.clocks import clock_for
+from lightning_flops.measure.timing.phase_timer import clock_for
 from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
 from lightning_flops.measure.tracing.step_tracer import StepTracer, TraceCycles
 from lightning_flops.records import RunContext, WindowRecord

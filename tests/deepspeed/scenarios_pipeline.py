@@ -17,7 +17,7 @@ from torch import nn
 
 from lightning_flops import Profile, ProfilerConfig
 from lightning_flops.deepspeed import attach
-from lightning_flops.measure.timing.clocks import WallClock
+from lightning_flops.measure.timing.phase_timer import WallClock
 from lightning_flops.run.throughput import Monitor
 from lightning_flops.schema.throughput import Spread
 from tests.deepspeed.engines import config, installed, job_of, left_on

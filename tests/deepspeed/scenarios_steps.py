@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.deepspeed import attach
-from lightning_flops.measure.timing.clocks import WallClock
+from lightning_flops.measure.timing.phase_timer import WallClock
 from tests.deepspeed.engines import (
     BLOCK,
     SAMPLES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.measure.timing.clocks import WallClock
+from lightning_flops.measure.timing.phase_timer import WallClock
 from lightning_flops.run import window
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import loader, logger_in, new_net, new_trainer

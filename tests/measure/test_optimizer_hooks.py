@@ -10,7 +10,7 @@ import torch
 from torch.optim import optimizer as torchs
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.measure.optimizer_hooks import OptimizerHooks, remove_retired
+from lightning_flops.measure.module_hooks import OptimizerHooks, remove_retired
 
 
 def hooks_up() -> int:

@@ -8,7 +8,7 @@ from torch import nn
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.recorder import Phase, Recorder
-from lightning_flops.measure.timing.clocks import WallClock
+from lightning_flops.measure.timing.phase_timer import WallClock
 from lightning_flops.measure.torch_private.needed import depth
 from tests.fake_clock import FakeNow
 from tests.left_on_torch import torch_state

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from lightning_flops.measure.tokens import OnDeviceError, TokenReader, tokens_in
+from lightning_flops.measure.batches import OnDeviceError, TokenReader, tokens_in
 from lightning_flops.records import BatchTokens
 
 IDS = torch.arange(3, 15).reshape(3, 4)

@@ -23,11 +23,9 @@ from lightning_flops.measure.counting.compiled import CompiledCode
 from lightning_flops.measure.counting.formulas.contract import tensors_in
 from lightning_flops.measure.counting.formulas.registry import formulas_without_operator, watch_functions
 from lightning_flops.measure.counting.mode import CountingMode
-from lightning_flops.measure.counting.totals import Totals
-from lightning_flops.measure.counting.traffic import tf32_operators
-from lightning_flops.measure.module_hooks import put_up_hooks
+from lightning_flops.measure.counting.totals import Totals, tf32_operators
+from lightning_flops.measure.module_hooks import OptimizerHooks, put_up_hooks
 from lightning_flops.measure.module_scope import ModuleNames
-from lightning_flops.measure.optimizer_hooks import OptimizerHooks
 from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.before_2_9 import run_uncompiled
 from lightning_flops.measure.torch_private.needed import (

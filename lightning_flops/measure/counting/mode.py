@@ -13,8 +13,7 @@ from lightning_flops.measure.counting.attribution import Threads, ThreadState
 from lightning_flops.measure.counting.compiled import CompiledCode, Product, lines_that_repeat, products
 from lightning_flops.measure.counting.formulas.contract import Entry, Work, tensors_in, whole_flops
 from lightning_flops.measure.counting.formulas.registry import backwards, counts_when_run, hides_flops
-from lightning_flops.measure.counting.totals import Cell, Totals
-from lightning_flops.measure.counting.traffic import READS_NUMBER, Operator, dtype_name, operands
+from lightning_flops.measure.counting.totals import READS_NUMBER, Cell, Operator, Totals, dtype_name, operands
 from lightning_flops.measure.patches import guarded
 from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import (

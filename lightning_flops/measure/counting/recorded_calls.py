@@ -16,7 +16,7 @@ import torch
 
 from lightning_flops.measure.counting.formulas.contract import Unreadable, Work, tensors_in
 from lightning_flops.measure.counting.formulas.registry import lookup, name_says_flops
-from lightning_flops.measure.counting.traffic import bytes_of, dtype_name
+from lightning_flops.measure.counting.totals import bytes_of, dtype_name
 from lightning_flops.measure.torch_private.needed import is_composite, overloads_named, schema_of
 from lightning_flops.trace.columns import RecordedInputs, RecordedWork
 

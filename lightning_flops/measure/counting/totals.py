@@ -1,22 +1,176 @@
-"""What a counter reports: FLOPs and bytes by module, phase, operator and dtype, what could not be counted, notes."""
+"""What is known of an operator: its formula, the bytes that a call moves, what values decide; and sums of all calls."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from lightning_flops.measure.counting.formulas.contract import Entry
+from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES, lookup, makes_views
+from lightning_flops.measure.torch_private.needed import OpOverload, schema_of
 from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, UncountedOperator
 from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
+
+_OVERWRITING = frozenset(
+    "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ eye "
+    "trunc_normal_ _foreach_copy_ _foreach_zero_".split()
+)
+"""In-place operators that write their first argument without reading it."""
+
+_UNWRITTEN = "grads"
+"""What fused optimizers may write, and write only where gradients are scaled."""
+
+_ALLOCATING = frozenset(
+    "empty empty_like empty_strided empty_permuted empty_quantized _empty_affine_quantized new_empty "
+    "new_empty_strided lift_fresh".split()
+)
+_NO_TRAFFIC = _ALLOCATING | frozenset(
+    "_unsafe_view lift detach alias is_same_size size stride numel dim sym_size "
+    "sym_stride sym_numel sym_storage_offset is_contiguous is_strides_like_format set_ resize_ resize_as_ "
+    "_resize_output_ _local_scalar_dense _nested_tensor_size _nested_tensor_strides _nested_get_values "
+    "_nested_tensor_storage_offsets _nested_view_from_jagged _nested_get_offsets _nested_get_lengths "
+    "_nested_get_jagged_dummy device layout wait_tensor".split()
+)
+"""Operators that move no tensor's data: they make a view, an unfilled tensor, or read its shape."""
+
+_SELECTING = frozenset("embedding index index_select gather take take_along_dim select_copy slice_copy".split())
+"""Operators that read of their first argument only what they put out."""
+
+READS_NUMBER = "_local_scalar_dense"
+"""The operator behind ``Tensor.item``, and wherever else a tensor stands for a number."""
+
+_SIZED_BY_VALUES = frozenset(
+    "_pack_padded_sequence _nested_tensor_from_mask _nested_tensor_from_tensor_list _nested_view_from_jagged "
+    "_to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split()
+)
+"""Operators of whose results torch does not say that numbers in tensors may decide their sizes."""
+
+
+class Operator:
+    """One overload of an operator, or a higher-order operator."""
+
+    def __init__(self, function: Any, entry: Entry | None = None) -> None:
+        self.function = function
+        self.entry = entry = lookup(function) if entry is None else entry
+        self.name = entry.name
+        self.short = entry.name.rpartition(".")[2]
+        self.counted = entry.kind == "formula"
+        schema = schema_of(function) if isinstance(function, OpOverload) else None
+        taken, returned = ((), ()) if schema is None else (schema.arguments, schema.returns)
+        written = [place for place, one in enumerate(taken) if one.alias_info is not None and one.alias_info.is_write]
+        self.keywords: tuple[str, ...] | None = None
+        """What a call reads by name; None: whatever it is given so, as operators of higher order are."""
+        if schema is not None:
+            self.keywords = tuple(one.name for at, one in enumerate(taken) if one.kwarg_only and at not in written)
+        self.writes = () if returned else tuple(at for at in written if taken[at].name != _UNWRITTEN)
+        """Places of the arguments that a call writes which returns nothing, as of lists of tensors."""
+        self.sized_by_values = schema and _sized_by_values(function, self.short)
+        """Asks a call's arguments whether numbers in tensors decide the size of its result; None: they never do."""
+        if self.counted and self.sized_by_values is None:
+            self.sized_by_values = _has_sparse
+        views = schema is not None and not self.writes and (not returned or makes_views(function))
+        self.moves_nothing = entry.kind == "free" and schema is not None and (self.short in _NO_TRAFFIC or views)
+        self.counts = not self.moves_nothing or self.sized_by_values is not None
+        """Whether anything of a call is counted."""
+        self.allocates = self.counts or self.short in _ALLOCATING
+        of_others = schema is not None and schema.name.partition("::")[0] not in TORCH_NAMESPACES
+        self.looks_inside = schema is not None and (entry.kind == "unknown" or (self.counted and of_others))
+
+    def bytes_written(self, args: tuple[Any, ...], out: Any) -> int:
+        """Bytes of the tensors that a call writes."""
+        return sum(bytes_of(args[at]) for at in self.writes if at < len(args)) if self.writes else bytes_of(out)
+
+    def bytes_read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: int) -> int:
+        """Bytes of the tensors that a call reads, which puts out so many."""
+        names = kwargs if self.keywords is None else self.keywords
+        read = bytes_of(args[1:] if self.short in _OVERWRITING else args) + bytes_of(
+            [kwargs.get(name) for name in names]
+        )
+        return read - max(0, bytes_of(args[0]) - written) if self.short in _SELECTING and args else read
+
+
+def _sized_by_values(function: Any, short: str) -> Callable[[tuple[Any, ...]], bool] | None:
+    if short == READS_NUMBER:
+        return _is_whole
+    if short == "index":
+        return _has_mask
+    always = short in _SIZED_BY_VALUES or torch.Tag.dynamic_output_shape in function.tags
+    return (lambda args: True) if always else None
+
+
+def _has_mask(args: tuple[Any, ...]) -> bool:
+    """Whether the second argument, which are indexes, has a mask among them."""
+    indexes = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+    return any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in indexes)
+
+
+def _has_sparse(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
+
+
+def _is_whole(args: tuple[Any, ...]) -> bool:
+    """Whether the first argument holds whole numbers, which may become sizes."""
+    return not (args[0].dtype is torch.bool or args[0].is_floating_point() or args[0].is_complex())
+
+
+def operands(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What is the same for two calls of the operator of this *name* on the same memory, laid out in the same way."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    if any(hasattr(one, "fake_mode") for one in tensors):  # asking it for its memory gives it some
+        return (name, object())
+    try:
+        return (name, *((one.data_ptr(), one.dtype, one.shape, one.stride()) for one in tensors))
+    except (RuntimeError, NotImplementedError):  # a tensor without memory is like no other
+        return (name, object())
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of a tensor, or of the tensors in a list, tuple or dict; 0 for anything else."""
+    if isinstance(value, Tensor):
+        try:
+            return int(value.nbytes)
+        except (RuntimeError, TypeError):
+            return 0  # a sparse or opaque layout, or a subclass's
+    if isinstance(value, (list, tuple)):
+        return sum(map(bytes_of, value))
+    if isinstance(value, dict):
+        return sum(map(bytes_of, value.values()))
+    return 0
+
+
+@functools.cache
+def dtype_name(dtype: torch.dtype | str) -> str:
+    """Name of a dtype as records have it: ``bfloat16``; one name for all 8-bit floats, one for all 4-bit ones."""
+    name = str(dtype).removeprefix("torch.")
+    return next((narrow for narrow in ("float8", "float4") if name.startswith(narrow)), name)
+
+
+def tf32_operators() -> Callable[[str], bool] | None:
+    """Which operators, by name, the CUDA backend would run in TF32 when their tensors are float32, as things stand.
+
+    None without a CUDA device.
+    """
+    if not torch.cuda.is_available():
+        return None
+    # The older switches (allow_tf32, set_float32_matmul_precision) set these too; they raise when asked after these
+    # were set on their own.
+    backends: Any = torch.backends
+    kinds = {"conv": backends.cudnn.conv, "rnn": backends.cudnn.rnn, "": backends.cuda.matmul}
+    fast = {word: kind.fp32_precision == "tf32" for word, kind in kinds.items()}
+    # The fused kernels that take float32 multiply in float32.
+    return lambda name: "attention" not in name and next(on for word, on in fast.items() if word in name)
+
 
 logger = package_logger(__name__)
 

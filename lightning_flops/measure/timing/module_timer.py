@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.measure.module_scope import ModuleNames
-from lightning_flops.measure.timing.clocks import WallClock
+from lightning_flops.measure.timing.phase_timer import WallClock
 from lightning_flops.measure.torch_private.needed import NO_GRAPH_TASK, graph_task_id
 from lightning_flops.signals import Undo, words_of
 from lightning_flops.units import package_logger

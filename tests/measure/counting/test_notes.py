@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops import FlopsProfiler, count_flops
-from lightning_flops.measure.counting import traffic
+from lightning_flops.measure.counting import totals
 from lightning_flops.measure.counting.attribution import ThreadState
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from tests.corpus.case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND
@@ -72,7 +72,7 @@ def fails(*args: Any, **kwargs: Any) -> Any:
     [
         (ThreadState, "push", "a module's hook"),
         (ThreadState, "depth_of", "a module's hook"),
-        (traffic, "bytes_of", "an operator"),
+        (totals, "bytes_of", "an operator"),
     ],
 )
 def test_what_fails_while_a_model_runs(owner: Any, name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:

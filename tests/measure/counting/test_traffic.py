@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lightning_flops.measure.counting.flop_counter import FlopCounter
-from lightning_flops.measure.counting.traffic import tf32_operators
+from lightning_flops.measure.counting.totals import tf32_operators
 
 ROWS = torch.arange(12.0).view(6, 2)
 MASK = torch.tensor([True, False, True, True, False, False])

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_flops.measure.timing.clocks import CudaEventClock, WallClock
 from lightning_flops.measure.timing.module_timer import ModuleTimer
-from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepTimes
+from lightning_flops.measure.timing.phase_timer import CudaEventClock, PhaseTimer, StepTimes, WallClock
 from tests.fake_clock import FakeEvent, FakeNow
 
 

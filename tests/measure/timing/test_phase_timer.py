@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_flops.measure.timing.clocks import WallClock
-from lightning_flops.measure.timing.phase_timer import PhaseTimer
+from lightning_flops.measure.timing.phase_timer import PhaseTimer, WallClock
 from lightning_flops.records import PhaseSeconds
 from tests.fake_clock import FakeNow
 
