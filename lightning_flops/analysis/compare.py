@@ -102,11 +102,12 @@ def compare_profiles(
             f"the steps cannot be compared: {first.source} is of a {loops[0]} loop, {second.source} of a "
             f"{loops[1]} loop"
         )
-    every, rows = _parts_of_both([*first.runs, *second.runs]), _rows_of_both(first.profile, second.profile)
+    runs = [*first.runs, *second.runs]
+    every, rows = _parts_of_both(runs), _rows_of_both(first.profile, second.profile)
     per_byte = figures.flops_per_byte([side.profile for side in sides])
     whole, of_parts, of_rows = _Sums(), defaultdict[_Phases, _Sums](_Sums), defaultdict[_Row, _Sums](_Sums)
     for phases in every:
-        by_module = all(len(phases) == 1 and phases[0] in run.inside for side in sides for run in side.runs)
+        by_module = all(len(phases) == 1 and phases[0] in run.inside for run in runs)
         in_a, in_b = (side.pieces(phases, rows, place, by_module) for place, side in enumerate(sides))
         for piece in in_a | in_b:
             (a_ns, work_a), (b_ns, work_b) = in_a.get(piece, (0, None)), in_b.get(piece, (0, None))
@@ -198,7 +199,6 @@ class _Side:
             )
 
     def identity(self) -> ComparedRun:
-        """What the comparison says of it."""
         first, several = self.runs[0], len(self.runs) > 1
         share = statistics.median(run.timing.starved_share or 0.0 for run in self.runs)
         of = f"the steps of {len(self.runs)} runs were timed they were" if several else "its steps were timed it was"
@@ -212,7 +212,6 @@ class _Side:
         )
 
     def steps(self, phases: _Phases) -> figures.Runs:
-        """Seconds of each timed step in *phases*, of each run."""
         return [run.steps(phases) for run in self.runs]
 
     def module(self, name: str | None) -> ModuleSide | None:
@@ -241,8 +240,6 @@ class _Side:
 
 
 class _Run:
-    """One run."""
-
     def __init__(self, profile: Profile, source: str) -> None:
         if profile.timing is None:
             raise ComparisonError(f"the steps cannot be compared: {source} has no timed step")
@@ -260,11 +257,10 @@ class _Run:
 
     @property
     def others(self) -> str:
-        """As in ``ComparedRun``."""
-        if self.profile.context.device_type != "cpu":
-            return ""
         timing, cores = self.timing, int(self.profile.set_up.get("cores", 0))
         own = ratio(part=timing.cpu_time_sec, whole=timing.global_step_sec)
+        if self.profile.context.device_type != "cpu":
+            return ""
         if timing.cpu_system_ratio is None or own is None or not cores:
             return "whether other programs ran beside it is not known"
         share = timing.cpu_system_ratio - own / cores
@@ -287,12 +283,14 @@ class _Run:
         """FLOPs and bytes of one step by phase and module, without those below it."""
         modules, per_step, found = self.profile.modules, self.profile.per_step, {}
         for phase in _BY_MODULE:
-            moved = {module.name: _amount(module.total_bytes, phase) for module in modules}
+            below: Counter[str] = Counter()
             for module in modules:
-                if module.name:
-                    moved[parent_name(module.name)] -= _amount(module.total_bytes, phase)
+                below[parent_name(module.name)] += _amount(module.total_bytes, phase) if module.name else 0
             found[phase] = {
-                one.name: Work(per_step(_amount(one.own, phase)), per_step(moved[one.name])) for one in modules
+                one.name: Work(
+                    per_step(_amount(one.own, phase)), per_step(_amount(one.total_bytes, phase) - below[one.name])
+                )
+                for one in modules
             }
         return found
 
@@ -300,11 +298,12 @@ class _Run:
     def errors(self) -> dict[str | None, float]:
         """Standard error of each module's own time over the traced steps, divided by that time, where it is known."""
         table = self.traced and not self.traced.is_apart and self.traced.tables and self.traced.tables.modules
-        found: dict[str | None, float] = {None: 0.0}
-        for row in table.rows if table else ():
-            if row.own_error_us is not None:
-                found[row.name] = ratio(part=row.own_error_us, whole=row.own_forward_us + row.own_backward_us) or 0.0
-        return found
+        found = {
+            row.name: ratio(part=row.own_error_us, whole=row.own_forward_us + row.own_backward_us) or 0.0
+            for row in (table.rows if table else ())
+            if row.own_error_us is not None
+        }
+        return {None: 0.0, **found}
 
     def pieces(self, phases: _Phases, rows: Mapping[str, _Row], by_module: bool) -> _Pieces:
         """What a part of the step consists of; its pieces add up to it."""
@@ -361,7 +360,6 @@ _Sums = Counter[str]  # nanoseconds of both runs, and of each cause of their dif
 
 
 def _times(sums: _Sums) -> dict[str, Any]:
-    """The fields of a difference."""
     causes = {cause: sums[cause] for cause in get_args(Cause) if sums[cause]}
     return {"a_ns": sums["a_ns"], "b_ns": sums["b_ns"], "causes": causes}
 

@@ -97,7 +97,6 @@ class _Run:
         self.steps = len(self.reports[0].step_times.steps)
 
     def identity(self) -> ComparedRun:
-        """What the comparison says of it."""
         ranks, devices = len(self.reports), self.reports[0].device_metrics or ()
         words = [", ".join(dict.fromkeys(one.name or "unknown device" for one in devices)) or "no device"]
         words += [f"{plain(ranks)} ranks"] if ranks > 1 else []
@@ -112,14 +111,10 @@ class _Run:
 
     def table(self, which: TableName) -> Mapping[str, Floats]:
         """Nanoseconds and calls of each name in each step, means of the ranks."""
-        found: dict[str, Floats] = {}
-        for mine in (tables[which] for tables in self.sums):
-            for name, values in mine.items():
-                found[name] = found.get(name, 0) + values / len(self.sums)
-        return found
+        names = dict.fromkeys(name for tables in self.sums for name in tables[which])
+        return {name: sum(tables[which].get(name, 0) for tables in self.sums) / len(self.sums) for name in names}
 
     def peaks(self) -> str:
-        """Peaks of the dtypes that ran, in words."""
         return figures.peaks_text({k: peak for one in self.reports if one.flops for k, peak in one.flops.peaks.items()})
 
     def figures(self) -> dict[str, Figure]:

@@ -241,7 +241,6 @@ def _device_figures(
 
 
 def _set_up(facts: RunFacts | None) -> dict[str, str]:
-    """What is known of the set-up, by name."""
     if facts is None:
         return {}
     ways = [", ".join(filter(None, (one.type_name, one.updates))) for one in facts.optimizers or ()]

@@ -25,7 +25,7 @@ from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.flop_counts import grouped
 from lightning_flops.analysis.names import name_ranks
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, TracedRank
-from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, share_of_flops, sum_if_all_known
+from lightning_flops.analysis.rates import peak_seconds, per_second, ratio, share_of_flops, sum_if_all_known
 from lightning_flops.analysis.stragglers import chance_sec, find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
@@ -135,11 +135,10 @@ def _ranks_of_one_copy(context: RunContext) -> int:
 
 
 def _flops_by_dtype(profiles: Iterable[Profile], which: Literal["model", "hardware"]) -> dict[str, float]:
-    """FLOPs of one step of all ranks, by dtype."""
     total: defaultdict[str, float] = defaultdict(int)
     for one in profiles:
         for dtype in one.dtypes:
-            total[dtype.dtype] += mean(total=getattr(dtype, which), steps=max(1, len(one.counted_steps))) or 0
+            total[dtype.dtype] += one.per_step(getattr(dtype, which))
     return dict(total)
 
 
