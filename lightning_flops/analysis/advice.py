@@ -71,28 +71,27 @@ def advise_on_traces(
     limits = AdviceThresholds() if thresholds is None else thresholds
     files = name_files([trace.source for trace in traces])
     rows: Sequence[RankRow | None] = [None] * len(traces) if ranks is None else ranks.ranks
-    every: list[Advice] = []
+    unmatched, every = ranks is not None and bool(ranks.notes), []
     for trace, file, row, device in zip(traces, files, rows, devices, strict=True):
-        mean, waiting = trace.step_times.mean, None
-        if row is not None and row.wait_us is not None:
-            waiting = ratio(part=min(row.overlap.exposed_us, row.wait_us), whole=row.overlap.wall_us)
-        evidence = Evidence(
-            step_sec=mean.wall_us / _US_PER_SEC,
-            batches=_batches(trace),
-            data_wait_sec=None if mean.data_loader_us is None else mean.data_loader_us / _US_PER_SEC,
-            shares={"waiting": waiting, "unmatched": float(ranks is not None and bool(ranks.notes))},
-            device=device,
-        )
         whose = "" if len(traces) == 1 else f"{file}: " if trace.rank is None else f"Rank {trace.rank}: "
         whole = "step" if trace.step_times.marked else "trace"
-        for one in advise(with_trace(evidence, trace), limits):
+        for one in advise(_of_trace(trace, row, device, unmatched=unmatched), limits):
             if straggler is None or one.rule != "waiting":  # the others wait for the straggler
                 every.append(replace(one, fact=f"{whose}{one.fact}".replace("he step", f"he {whole}")))
     ordered = advise(Evidence(straggler=straggler), limits, known=every)
     return tuple({one.rule: one for one in reversed(ordered)}.values())[::-1]
 
 
-def _batches(trace: TraceReport) -> float:
-    """Batches in a step, by the calls of the data loader in all of them."""
-    calls = next((row.calls for row in trace.phases or () if row.name == "data loader"), 0)
-    return max(1.0, calls / len(trace.step_times.steps))
+def _of_trace(trace: TraceReport, row: RankRow | None, device: DeviceAbilities, *, unmatched: bool) -> Evidence:
+    mean, waiting = trace.step_times.mean, None
+    if row is not None and row.wait_us is not None:
+        waiting = ratio(part=min(row.overlap.exposed_us, row.wait_us), whole=row.overlap.wall_us)
+    calls = next((row.calls for row in trace.phases or () if row.name == "data loader"), 0)  # one a batch
+    evidence = Evidence(
+        step_sec=mean.wall_us / _US_PER_SEC,
+        batches=max(1.0, calls / len(trace.step_times.steps)),
+        data_wait_sec=None if mean.data_loader_us is None else mean.data_loader_us / _US_PER_SEC,
+        shares={"waiting": waiting, "unmatched": float(unmatched)},
+        device=device,
+    )
+    return with_trace(evidence, trace)

@@ -298,7 +298,7 @@ class _Run:
     def errors(self) -> dict[str | None, float]:
         """Standard error of each module's own time over the traced steps, divided by that time, where it is known."""
         table = self.traced and not self.traced.is_apart and self.traced.tables and self.traced.tables.modules
-        found = {
+        found: dict[str | None, float] = {
             row.name: ratio(part=row.own_error_us, whole=row.own_forward_us + row.own_backward_us) or 0.0
             for row in (table.rows if table else ())
             if row.own_error_us is not None

@@ -112,7 +112,8 @@ class _Run:
     def table(self, which: TableName) -> Mapping[str, Floats]:
         """Nanoseconds and calls of each name in each step, means of the ranks."""
         names = dict.fromkeys(name for tables in self.sums for name in tables[which])
-        return {name: sum(tables[which].get(name, 0) for tables in self.sums) / len(self.sums) for name in names}
+        nothing = np.zeros((2, self.steps))
+        return {name: np.mean([tables[which].get(name, nothing) for tables in self.sums], axis=0) for name in names}
 
     def peaks(self) -> str:
         return figures.peaks_text({k: peak for one in self.reports if one.flops for k, peak in one.flops.peaks.items()})

@@ -178,20 +178,18 @@ def _most_operators(window: WindowRecord) -> float:
 
 def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, most_operators: float) -> Evidence:
     """Which of the user's lines take time, in the parts of a step and inside of modules."""
-
-    def computes(row: LineProfile | Cause) -> bool:
-        return "forward" in row.part or "backward" in row.part
+    of_model = {part for part in evidence.parts if "forward" in part or "backward" in part}
 
     def is_around(row: LineProfile) -> bool:
-        return not row.in_module and row.part != DATA_WAIT and (row.in_pieces or not computes(row))
+        return not row.in_module and row.part != DATA_WAIT and (row.in_pieces or row.part not in of_model)
 
-    loops = causes(lines, lambda row: row.in_module and row.in_pieces and computes(row))
+    loops = causes(lines, lambda row: row.in_module and row.in_pieces and row.part in of_model)
     loops = loops if most_operators >= _MANY_OPERATORS else []
     # The backward of what a line has made: no sample knows whose that is.
     factors = {
         "forward": 1.0 + (ratio(part=evidence.parts.get("backward"), whole=evidence.parts.get("forward")) or 0.0)
     }
-    around = [one for one in causes(lines, is_around) if not computes(one) or one.share > _LEAST_OF_COMPUTE]
+    around = [one for one in causes(lines, is_around) if one.part not in of_model or one.share > _LEAST_OF_COMPUTE]
     found = {
         "line": around,
         "line_in_module": [replace(one, share=one.share * factors.get(one.part, 1.0)) for one in loops],
@@ -235,7 +233,11 @@ def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, Mo
     doubles = {cell.module for cell in window.flops.cells if cell.dtype == "float64" and cell.flops}
     steps = max(1, len(window.counted_steps))
     by_rule = {
-        "dropout": {one.name: own_sec[one.name] for one in known if _drops(one, operators[one.name])},
+        "dropout": {
+            one.name: own_sec[one.name]
+            for one in known
+            if "dropout" in one.type_name.lower() and not _DROPS.isdisjoint(operators[one.name])
+        },
         "norm": {one.name: own_sec[one.name] for one in known if _is_written_out_norm(one, operators[one.name])},
         "attention": {
             one.name: own_sec[one.name] for one in known if _is_written_out_attention(operators[one.name], steps)
@@ -250,10 +252,6 @@ def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, Mo
     modules = {rule: sorted(of, key=lambda name, of=of: -of[name]) for rule, of in found.items()}  # type: ignore[misc]
     calls = {name: round(number / steps / evidence.batches) for name, number in window.flops.module_calls.items()}
     return replace(evidence, shares={**evidence.shares, **shares}, modules={**evidence.modules, **modules}, calls=calls)
-
-
-def _drops(module: ModuleRecord, ran: Collection[str]) -> bool:
-    return "dropout" in module.type_name.lower() and not _DROPS.isdisjoint(ran)
 
 
 def _is_written_out_norm(module: ModuleRecord, ran: Collection[str]) -> bool:
