@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any, TypeVar, get_args
 
@@ -20,7 +20,7 @@ from lightning_flops.records import (
 from lightning_flops.schema import codec
 
 _Item = TypeVar("_Item")
-_Key = TypeVar("_Key", str, int)
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class FlopCounts:

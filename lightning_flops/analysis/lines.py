@@ -6,15 +6,18 @@ time is the device's and a sample is the host's, so there the time of the sample
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
+from lightning_flops.analysis.flop_counts import grouped
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import LineRecord, LinesRecord
 from lightning_flops.schema.step import LineProfile, LinesProfile, TimingProfile
 
 _MOST, _ALSO = 0.6, 0.3  # of the time of a line, or of the first of several
+_FIELDS = ("file", "line", "function", "hook", "in_module", "part")
+_PLACE = attrgetter(*_FIELDS)  # samples that have all of them in common are one row
 _CHARS = 60  # of a line's text in a sentence
 _LEAST_SAMPLES = 8  # of what is named as a cause; in fewer steps than twice as many, half of their number
 
@@ -26,31 +29,22 @@ def build_lines(record: LinesRecord | None, *, timing: TimingProfile | None, on_
     parts = () if timing is None else timing.parts
     name_of: dict[str, str] = {phase: part.name for part in parts for phase in part.phases}
     typical = {part.name: part.typical_sec for part in parts} if on_host else {}
-    inside = [one for one in record.lines if one.part in name_of]
-    sampled: defaultdict[str, float] = defaultdict(float)
-    groups: defaultdict[tuple[str, int, str, str, bool, str], list[LineRecord]] = defaultdict(list)
-    for one in inside:
-        sampled[name_of[one.part]] += one.seconds
-        groups[one.file, one.line, one.function, one.hook, one.in_module, name_of[one.part]].append(one)
+    inside = [replace(one, part=name_of[one.part]) for one in record.lines if one.part in name_of]
+    sampled = {part: _seconds(found) for part, found in grouped(inside, attrgetter("part")).items()}
     step_sec = sum(typical.values()) or sum(sampled.values()) / max(1, record.steps)
     rows = []
-    for (file, line, function, hook, in_module, part), found in groups.items():
-        seconds = sum(one.seconds for one in found)
-        entering = sum(one.seconds for one in found if one.only_enters)
-        of_step = seconds / sampled[part] * typical[part] if part in typical else seconds / record.steps
+    for found in grouped(inside, _PLACE).values():
+        seconds, one = _seconds(found), found[0]
+        whole, of_samples = typical.get(one.part, 0.0), sampled[one.part]
+        of_step = seconds / of_samples * whole if one.part in typical else seconds / record.steps
         rows.append(
             LineProfile(
-                file=file,
-                line=line,
-                function=function,
-                text=found[0].text,
-                hook=hook,
-                part=part,
+                **{name: getattr(one, name) for name in _FIELDS},
+                text=one.text,
                 seconds=of_step,
                 share=ratio(part=of_step, whole=step_sec),
                 samples=sum(one.samples for one in found),
-                only_enters=2 * entering > seconds,
-                in_module=in_module,
+                only_enters=2 * _seconds(one for one in found if one.only_enters) > seconds,
                 in_pieces=2 * sum(one.long_sec for one in found) < seconds and not _is_one_call(found, seconds),
             )
         )
@@ -58,12 +52,14 @@ def build_lines(record: LinesRecord | None, *, timing: TimingProfile | None, on_
     return LinesProfile(steps=record.steps, rows=tuple(rows), why=record.why)
 
 
+def _seconds(lines: Iterable[LineRecord]) -> float:
+    return sum(one.seconds for one in lines)
+
+
 def _is_one_call(found: Iterable[LineRecord], seconds: float) -> bool:
     """Whether most of the *seconds* of *found* are in one function of torch's."""
-    by_callee: defaultdict[str, float] = defaultdict(float)
-    for one in found:
-        by_callee[one.callee] += one.seconds
-    return any(name.startswith("torch.") and sec > _MOST * seconds for name, sec in by_callee.items())
+    by_callee = grouped(found, attrgetter("callee")).items()
+    return any(name.startswith("torch.") and _seconds(of) > _MOST * seconds for name, of in by_callee)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,19 +88,19 @@ def causes(lines: LinesProfile | None, is_asked: Callable[[LineProfile], bool]) 
     """
     if lines is None:
         return []
-    groups: defaultdict[tuple[str, str, str, bool], list[LineProfile]] = defaultdict(list)
-    for row in lines.rows:
-        if not (row.only_enters and not row.hook):
-            of_hook = row.only_enters or not row.file
-            file, name = ("", row.hook) if of_hook else (row.file, row.function)
-            groups[file, name, row.part, row.in_module].append(row)
+    rows_of = grouped((row for row in lines.rows if row.hook or not row.only_enters), _whose)
     least, found = min(_LEAST_SAMPLES, max(1, lines.steps // 2)), []
-    for (_, _, part, _), rows in groups.items():
+    for rows in rows_of.values():
         asked, whole = [row for row in rows if is_asked(row)], _share(rows)
         if sum(row.samples for row in asked) >= least:
             of_asked = _share(asked)
-            found.append(Cause(part=part, share=whole if of_asked > _MOST * whole else of_asked, rows=asked))
+            found.append(Cause(part=rows[0].part, share=whole if of_asked > _MOST * whole else of_asked, rows=asked))
     return sorted(found, key=lambda one: -one.share)
+
+
+def _whose(row: LineProfile) -> tuple[str, str, str, bool]:
+    file, name = ("", row.hook) if row.only_enters or not row.file else (row.file, row.function)
+    return file, name, row.part, row.in_module
 
 
 def _share(rows: Iterable[LineProfile]) -> float:
