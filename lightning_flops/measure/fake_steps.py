@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
 from lightning_flops.measure.counting.offline import (
     Fakes,
     attributes_put_back,
@@ -33,7 +33,7 @@ from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import new_fake_mode, tree_map_only
 from lightning_flops.measure.torch_private.optional import forget_hooks, on_this_rank
-from lightning_flops.records import PhaseFlops, StepTensors
+from lightning_flops.records import StepTensors
 from lightning_flops.signals import Undo, words_of
 
 _MOST_WORDS = 300  # of an error of the model's
@@ -49,52 +49,64 @@ _NOT_IN_IT = {
 }  # sentences by the operators whose memory shapes do not show
 
 
-# Functions called with a batch: what the model is asked for, and its methods that hand values to a Trainer.
-_STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "forward": ("__call__", ()),
-    "training_step": ("training_step", ("log", "log_dict")),
-}
+_STEPS = {"forward": "__call__", "training_step": "training_step"}  # by function, what is called with a batch
 # Precisions, as frameworks name them, that are an autocast.
 _HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
-def run_step(
+def two_steps(
     model: nn.Module,
-    rounds: Iterable[Iterable[Any]],
+    rounds: Sequence[Sequence[Any]],
     update: Callable[[], object] | None,
+    loss_of: Callable[[Any], torch.Tensor],
+    lives: TensorLives,
     *,
+    causal_attention: CausalAttention = "full",
+    around: AbstractContextManager[object] | None = None,
+) -> FlopCounter:
+    """Make two training steps whose storages *lives* follows, as an optimizer's states are born in the first.
+
+    Of each round of batches all forwards, then their backwards; an *update*; gradients are dropped. *loss_of* gets a
+    batch and returns the loss: what the model has put out may be dropped with it. *around* is entered for each step.
+    The counter of the second is returned.
+    """
+    for _ in range(2):
+        counter = FlopCounter(model, causal_attention=causal_attention, lives=lives)
+        with around or nullcontext(), counter:
+            for batches in rounds:
+                _forwards_and_backwards(model, batches, loss_of, counter, lives)
+            lives.enter("optimizer")
+            if update is not None:
+                with counter.in_optimizer():
+                    update()
+            lives.leave()
+            for one in model.parameters():
+                one.grad = None
+    return counter
+
+
+def _forwards_and_backwards(
+    model: nn.Module,
+    batches: Sequence[Any],
+    loss_of: Callable[[Any], torch.Tensor],
     counter: FlopCounter,
     lives: TensorLives,
-    loss_of: Callable[[Any], torch.Tensor],
 ) -> None:
-    """A training step: of each round of batches all forwards, then their backwards; an *update*; gradients are dropped.
-
-    *loss_of* gets a batch and returns the loss: what the model has put out may be dropped with it. What runs is counted
-    by *counter* and its storages are followed by *lives*.
-    """
-    for batches in rounds:
-        losses = []
-        for batch in batches:
-            lives.enter("forward")
-            with counter.in_root():
-                losses.append(loss_of(batch))
+    losses = []
+    for batch in batches:
+        lives.enter("forward")
+        with counter.in_root():
+            losses.append(loss_of(batch))
+        lives.leave()
+    while losses:
+        loss = losses.pop(0)
+        if loss.requires_grad:
+            lives.enter("backward")
+            loss.backward()  # type: ignore[no-untyped-call]
+            made = (on_this_rank(one.grad) for one in model.parameters() if one.grad is not None)
+            lives.hold(made, "gradients")
             lives.leave()
-        while losses:
-            loss = losses.pop(0)
-            if loss.requires_grad:
-                lives.enter("backward")
-                loss.backward()  # type: ignore[no-untyped-call]
-                made = (on_this_rank(one.grad) for one in model.parameters() if one.grad is not None)
-                lives.hold(made, "gradients")
-                lives.leave()
-            del loss
-    lives.enter("optimizer")
-    if update is not None:
-        with counter.in_optimizer():
-            update()
-    lives.leave()
-    for one in model.parameters():
-        one.grad = None
+        del loss
 
 
 def loss_in(output: Any) -> torch.Tensor:
@@ -121,8 +133,7 @@ class FakeSteps:
         autocast: dtype of an autocast around the forward; None: there is none.
         accumulate: forwards and backwards of a step.
         on_cuda: the step is to run on a GPU: optimizers work on all parameters at once there, and the allocator rounds.
-        method: what of the model is called with the batch.
-        without: methods of the model that do nothing meanwhile.
+        method: what of the model is called with the batch; what else hands values to a Trainer does nothing meanwhile.
     """
 
     def __init__(
@@ -136,11 +147,10 @@ class FakeSteps:
         accumulate: int = 1,
         on_cuda: bool,
         method: str = "__call__",
-        without: Collection[str] = (),
     ) -> None:
         self._model, self._batch, self._optimizer = unwrapped(model), batch, optimizer
         self._loss, self._autocast = loss or loss_in, autocast
-        self._accumulate, self._on_cuda, self._method, self._without = accumulate, on_cuda, method, without
+        self._accumulate, self._on_cuda, self._method = accumulate, on_cuda, method
         states = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         if lazy := sorted(name for name, tensor in states.items() if is_lazy(tensor)):
             raise LightningFlopsError(
@@ -182,20 +192,16 @@ class FakeSteps:
         for name, module in named_modules(model):
             if name in checkpointed:
                 vars(module)["forward"] = partial(checkpoint, module.forward, use_reentrant=False)
-        vars(model).update(dict.fromkeys(self._without, _do_nothing))
+        if self._method != "__call__":
+            vars(model).update(log=_do_nothing, log_dict=_do_nothing)
         optimizer = self._remade(fakes, notes)
         batch = tree_map_only(torch.Tensor, partial(self._fake_input, fakes, size), self._batch)
         lives.hold(tensors_of(batch), "batch")
-        counter, before = FlopCounter(model, lives=lives), PhaseFlops()
         update = None if optimizer is None else partial(_update, optimizer, fakes, notes)
-        for _ in range(2):
-            before = counter.total()
-            with counter:
-                rounds = [[batch]] * self._accumulate
-                run_step(model, rounds, update, counter=counter, lives=lives, loss_of=self._loss_of)
+        counter = two_steps(model, [[batch]] * self._accumulate, update, self._loss_of, lives)
         states = () if optimizer is None else tensors_of([*optimizer.state.values()])
         blocks = _blocks(model)
-        tensors = lives.taken(states, counter.total() - before, size, notes=notes, blocks=blocks)
+        tensors = lives.taken(states, counter.total(), size, notes=notes, blocks=blocks)
         if tensors is None:
             raise LightningFlopsError("its storages change their sizes, which no operator shows")
         seen = {life.operator for life in tensors.lives}
@@ -266,15 +272,13 @@ def failed_steps(
     while trace is not None:
         code, given, trace = trace.tb_frame.f_code, trace.tb_frame.f_locals, trace.tb_next
         if code.co_name in _STEPS and given.get("self") is model:
-            method, without = _STEPS[code.co_name]
             return FakeSteps(
                 model,
                 {name: given[name] for name in code.co_varnames[1 : code.co_argcount] if name in given},
                 next(iter(optimizers or ()), None),
                 autocast=_HALF.get(precision),
                 on_cuda=any(one.is_cuda for one in model.parameters()),
-                method=method,
-                without=without,
+                method=_STEPS[code.co_name],
             )
     return None
 

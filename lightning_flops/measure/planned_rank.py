@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
+from lightning_flops.measure.counting.flop_counter import CausalAttention
 from lightning_flops.measure.counting.offline import VariedBatch, called, tensors_of
 from lightning_flops.measure.counting.totals import bytes_of
-from lightning_flops.measure.fake_steps import loss_in, run_step
+from lightning_flops.measure.fake_steps import loss_in, two_steps
 from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.tensor_lives import TensorLives
@@ -48,7 +47,7 @@ _BUCKET = 25 * _MEGABYTE  # of gradients, in which DistributedDataParallel reduc
 
 
 class Collectives(DispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, calls and bytes of every collective and of what is sent from rank to rank, by kind and ranks.
+    """Calls and bytes of every collective, and of what is sent from rank to rank, since it was entered last.
 
     The bytes of a call are those of its larger side: of what an all-gather puts out, of what a reduce-scatter takes.
     """
@@ -59,6 +58,8 @@ class Collectives(DispatchMode):  # type: ignore[no-untyped-call]
         self.bytes: Counter[Collective] = Counter()
 
     def __enter__(self) -> None:
+        self.calls.clear()
+        self.bytes.clear()
         push(self)
 
     def __exit__(self, *exc: object) -> None:
@@ -130,12 +131,16 @@ def plan_rank(
             lives.hold(map(on_this_rank, (*model.parameters(), *model.buffers())), "parameters")
             lives.hold((one for replica in replicas for one in vars(replica)["buckets"]), "gradients")
             lives.hold(tensors_of(batches), "batch")
-            for _ in range(2):
-                collectives = Collectives()
-                counter = FlopCounter(model, causal_attention=causal_attention, lives=lives)
-                update, loss_of = getattr(optimizer, "step", None), partial(_loss, model)
-                with collectives, counter:
-                    run_step(model, [batches], update, counter=counter, lives=lives, loss_of=loss_of)
+            collectives, update = Collectives(), getattr(optimizer, "step", None)
+            counter = two_steps(
+                model,
+                [batches],
+                update,
+                lambda batch: loss_in(called(model, batch)),
+                lives,
+                causal_attention=causal_attention,
+                around=collectives,
+            )
             states = tensors_of([*optimizer.state.values()]) if hasattr(optimizer, "state") else ()
             size = next((one.shape[0] for one in tensors_of(batch) if one.ndim), None)
             tensors = lives.taken(map(on_this_rank, states), counter.total(), size)
@@ -155,10 +160,6 @@ def plan_rank(
         collectives={one: (calls, collectives.bytes[one]) for one, calls in sorted(collectives.calls.items())},
         tensors=tensors,
     )
-
-
-def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    return loss_in(called(model, batch))
 
 
 # ---- DistributedDataParallel, which asks for its parameters' values: a wrapper of its class that asks for none
