@@ -379,7 +379,7 @@ class StepTensors:
     """Every allocation of the steps that were followed, and the FLOPs of the last."""
 
     lives: Sequence[TensorLife]
-    last_forward: int  # number of the event after which the last forward began
+    before_forward: int  # how many of them there were before the last forward
     flops: PhaseFlops
     batch_size: int | None  # None: no tensor of the batch has an axis
     notes: tuple[str, ...]

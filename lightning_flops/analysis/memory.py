@@ -92,13 +92,13 @@ class MemoryPrediction:
             raise ConfigError(f"available_bytes must be a number above 0, got {shown(available)}")
         if (own := self._report.batch_size) is None:
             raise ConfigError("the batch has no tensor with an axis, so it has no size")
-        low, high, guess, tries = 0, int(available) + 1, own, 0  # a sample has at least one byte
+        low, high, guess = 0, int(available) + 1, own  # a sample has at least one byte
         while high - low > 1:
             guess = min(max(guess, low + 1), high - 1)
             peak = self._peak(guess)
             low, high = (guess, high) if peak is not None and peak <= available else (low, guess)
-            tries += 1
-            guess = self._on_the_line(available, 2 * guess) if tries < _BY_LINE else (low + high) // 2
+            by_line = len(self._peaks) < _BY_LINE
+            guess = self._on_the_line(available, 2 * guess) if by_line else (low + high) // 2
         peak, more = (self._peak(low), self._peak(low + 1)) if low else (None, None)
         per_sample = None if peak is None or more is None else more - peak
         return LargestBatch(size=low, peak_bytes=peak, bytes_per_sample=per_sample)
@@ -155,7 +155,8 @@ def build_memory_report(tensors: StepTensors) -> MemoryReport:
             kinds[life.kind] += life.size
             if life.kind in ("activations", "temporary"):
                 at_peak[life.module] += life.size
-        if life.kind == "activations" and life.part != "backward" and life.born > tensors.last_forward:
+    for life in tensors.lives[tensors.before_forward :]:
+        if life.kind == "activations" and life.part != "backward":
             kept[life.module] += life.size
     modules = [ModuleMemory(name=name, kept_bytes=kept[name], peak_bytes=at_peak[name]) for name in {**kept, **at_peak}]
     return MemoryReport(

@@ -22,13 +22,13 @@ def _available(options: argparse.Namespace) -> float | None:
         return options.bytes  # type: ignore[no-any-return]
     if size := re.search(r"(\d+) ?GB\b", name, re.IGNORECASE):
         return int(size[1]) * 1e9
-    wanted = name.upper().removeprefix("NVIDIA ").removeprefix("GEFORCE ").removeprefix("AMD INSTINCT ")
-    if (gigabytes := _GIGABYTES.get(wanted)) is None:
-        known = ", ".join(_GIGABYTES)
-        raise LightningFlopsError(
-            f"--device {name} has no one size of memory here: add it (A100-80GB), or use --bytes; known: {known}"
-        )
-    return gigabytes * 1e9
+    for known, gigabytes in _GIGABYTES.items():
+        if re.fullmatch(rf"(NVIDIA |GEFORCE |AMD INSTINCT )*{known}", name, re.IGNORECASE):
+            return gigabytes * 1e9
+    raise LightningFlopsError(
+        f"--device {name} has no one size of memory here: add it (A100-80GB), or use --bytes; known: "
+        f"{', '.join(_GIGABYTES)}"
+    )
 
 
 @command(

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.errors import LightningFlopsError
@@ -25,6 +24,7 @@ from lightning_flops.measure.counting.offline import (
     caches_cleared,
     called,
     put_in,
+    refuse_lazy,
     tensors_of,
 )
 from lightning_flops.measure.module_hooks import with_inner
@@ -151,12 +151,8 @@ class FakeSteps:
         self._model, self._batch, self._optimizer = unwrapped(model), batch, optimizer
         self._loss, self._autocast = loss or loss_in, autocast
         self._accumulate, self._on_cuda, self._method = accumulate, on_cuda, method
-        states = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        if lazy := sorted(name for name, tensor in states.items() if is_lazy(tensor)):
-            raise LightningFlopsError(
-                f"{', '.join(lazy)} of lazy modules have no shapes yet: call the model once before"
-            )
-        self._own = {id(tensor) for tensor in states.values()}
+        refuse_lazy(model)
+        self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._size = next((one.shape[0] for one in tensors_of(batch) if one.ndim), None)
 
     def __call__(self, batch_size: int | None = None, checkpointed: Collection[str] = ()) -> StepTensors:

@@ -37,16 +37,15 @@ class MemoryReading(NamedTuple):
     reserved_peak: int | None = None
 
 
-class MemoryWatch:
-    """Follows the parts of one step.
+class MemoryWatch(TensorLives):
+    """Follows the parts of one step, and, where a counter has it, the storages of its tensors.
 
     *read* reads the memory that is held now, exactly where it is *on_device*, as an allocator's statistics have it.
     """
 
     def __init__(self, root: nn.Module, *, read: Callable[[], MemoryReading], on_device: bool) -> None:
+        super().__init__(on_cuda=on_device, device_type="cuda" if on_device else None)
         self._root, self._read, self._on_device = root, read, on_device
-        # Gets what the counter of the step's FLOPs sees.
-        self.lives = TensorLives(on_cuda=on_device, device_type="cuda" if on_device else None)
         self._peak: int | None = None  # the most that was held until now
         self._grew_in: str | None = None  # the part in which that last grew
         self._follows = False
@@ -65,9 +64,9 @@ class MemoryWatch:
         now = self._look()
         if not self._follows:
             self._follows = True
-            self.lives.hold(map(on_this_rank, (*self._root.parameters(), *self._root.buffers())), "parameters", born=0)
-            self.lives.hold(self._made_gradients(), "gradients", born=0)
-        self.lives.enter(part)
+            self.hold(map(on_this_rank, (*self._root.parameters(), *self._root.buffers())), "parameters", born=0)
+            self.hold(self._made_gradients(), "gradients", born=0)
+        super().enter(part)
         self._open.append((part if counts or part != "optimizer" else None, now))
 
     def leave(self) -> None:
@@ -75,21 +74,21 @@ class MemoryWatch:
         if not self._open:
             return
         now, (part, before) = self._look(), self._open.pop()
-        self.lives.leave()
+        super().leave()
         if part is not None:
             self._held[part] = None if now is None else max(now, self._held.get(part) or 0)
         if part == "forward" and self._on_device and now is not None and before is not None:
             self._kept = max(now - before, self._kept or 0)
         if part == "backward":
             made = list(self._made_gradients())
-            self.lives.hold(made, "gradients")
+            self.hold(made, "gradients")
             self._gradients = max(self._gradients, _bytes(made))
 
     def _look(self) -> int | None:
         """What is held now; the part that is running gets what the peak has grown by."""
         now, peak, _ = self._read()
         if peak is not None and self._peak is not None and peak > self._peak and self._open:
-            self._grew_in = self.lives.part
+            self._grew_in = self._parts[-1][0]
         self._peak = peak
         return now
 
@@ -101,7 +100,7 @@ class MemoryWatch:
         states = [getattr(with_inner(one)[-1], "state", None) for one in optimizers or ()]
         available = _available(self._root) if self._on_device else None
         own, flops = map(on_this_rank, _tensors_in(states)), step.flops or PhaseFlops()
-        return self.lives.taken(own, flops, samples, available_bytes=available)
+        return self.taken(own, flops, samples, available_bytes=available)
 
     def record(self, *, optimizers: Iterable[Any] | None) -> MemoryRecord | None:
         """What was measured, with the current bytes of the model's and the optimizers' own tensors.

@@ -35,20 +35,15 @@ class TensorLives:
         self._alive: dict[weakref.ref[Any], TensorLife] = {}  # by their storages
         self._parts: list[tuple[str, int]] = [("", 0)]  # name, and number of the event before it, of all that run
         self._lives: list[TensorLife] = []  # every allocation so far
-        self._last_forward = self._before_forward = 0  # the event after which it began, and the lives before it
+        self._before_forward = 0  # lives before the last forward
         self._has_sparse = False
         self.has_unseen = False  # what no operator that is seen allocates is not in it
-
-    @property
-    def part(self) -> str:
-        """The part of the step that runs."""
-        return self._parts[-1][0]
 
     def enter(self, part: str) -> None:
         """A *part* of the step begins, inside whatever part is running."""
         self._parts.append((part, self._now))
         if part == "forward":
-            self._last_forward, self._before_forward = self._now, len(self._lives)
+            self._before_forward = len(self._lives)
         elif part == "backward":
             self._keep()
 
@@ -107,7 +102,7 @@ class TensorLives:
             return None
         return StepTensors(
             lives=self._lives,
-            last_forward=self._last_forward,
+            before_forward=self._before_forward,
             flops=flops,
             batch_size=batch_size,
             notes=(*notes, *["Sparse tensors are not counted."][: self._has_sparse]),
@@ -131,7 +126,7 @@ class TensorLives:
             return known
         self._now = next(self._events)
         at, size = self._now if born is None else born, self._size(storage)
-        life = TensorLife(size=size, born=at, part=self.part, module=module, operator=operator, kind=kind)
+        life = TensorLife(size=size, born=at, part=self._parts[-1][0], module=module, operator=operator, kind=kind)
         self._lives.append(life)
         self._alive[weakref.ref(storage, self._freed)] = life
         return life

@@ -155,7 +155,7 @@ def new_window(
         new_counter=lambda root: FlopCounter(
             root,
             causal_attention=config.causal_attention,
-            lives=memory.lives,
+            lives=memory,
             looks=lambda model: None if (one := held()) is None else one.looks(model),
         ),
         notes=notes,

@@ -306,7 +306,7 @@ def test_an_idle_device_is_told_of_the_batch_that_its_memory_holds(fits: int, wo
         TensorLife(size=40, born=0, part="", module="", operator="", kind="parameters"),
         TensorLife(size=160, born=1, part="forward", module="", operator="aten.mm", kind="activations"),
     ]
-    more: dict[str, Any] = {"last_forward": 0, "flops": PhaseFlops(), "batch_size": 16, "notes": ()}
+    more: dict[str, Any] = {"before_forward": 0, "flops": PhaseFlops(), "batch_size": 16, "notes": ()}
     report = build_memory_report(StepTensors(lives=lives, available_bytes=40 + 10 * fits, **more))
     assert words in only(Evidence(shares={"idle": 0.3}, tensors=report)).remedy
 

@@ -135,7 +135,7 @@ def followed(model: nn.Module, batch: torch.Tensor, labels: torch.Tensor, optimi
     gc.collect()
     with (
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded,
-        FlopCounter(model, lives=watch.lives),
+        FlopCounter(model, lives=watch),
     ):
         step()
     assert recorded.profiler is not None
@@ -188,7 +188,7 @@ def test_a_step_whose_storages_change_their_sizes_has_no_account() -> None:
     """As FSDP's do, which torch.ops do not show."""
     model = nn.Linear(8, 8)
     watch = MemoryWatch(model, read=Allocator(0, 0).read, on_device=False)
-    with FlopCounter(model, lives=watch.lives):
+    with FlopCounter(model, lives=watch):
         watch.enter("forward")
         kept = model(torch.randn(4, 8))
         watch.leave()

@@ -39,18 +39,19 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
         LightningFlopsError: a lazy module has no shapes yet.
         Exception: whatever the model raises where its forward needs values: fake tensors have none.
     """
-    counter = FlopCounter(model, causal_attention=causal_attention)
-    states = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    lazy = sorted(name for name, tensor in states.items() if is_lazy(tensor))
-    if lazy:
-        raise LightningFlopsError(
-            f"count_offline needs the shapes of all parameters, and {', '.join(lazy)} of lazy modules have none yet: "
-            "call the model once before"
-        )
-    fakes = Fakes(new_fake_mode())
+    counter, fakes = FlopCounter(model, causal_attention=causal_attention), Fakes(new_fake_mode())
+    refuse_lazy(model)
     with caches_cleared(fakes), attributes_put_back(model):
         _run(fakes, counter, model, batch)
     return counter.record()
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Raise a LightningFlopsError if a module of *model* gets its parameters in its first call."""
+    states = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    if lazy := sorted(name for name, tensor in states.items() if is_lazy(tensor)):
+        words = ", ".join(lazy)
+        raise LightningFlopsError(f"{words} of lazy modules have no shapes yet: call the model once before")
 
 
 class Fakes(DispatchMode):  # type: ignore[no-untyped-call]
