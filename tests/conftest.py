@@ -146,23 +146,27 @@ def temporary() -> Iterator[Path]:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
-    """The clock of all windows and of standalone profilers, in the test's hands."""
-    from lightning_flops.measure.timing.phase_timer import WallClock
+    """The host's clock, in the test's hands: that of windows, of the monitor and of standalone profilers."""
+    from lightning_flops import host_clock
 
     fake = FakeNow()
-    for module in ("run.window", "adapters.standalone"):
-        monkeypatch.setattr(f"lightning_flops.{module}.clock_for", lambda device: WallClock(fake))
+    monkeypatch.setattr(host_clock, "now", fake)
+    monkeypatch.setattr(host_clock, "sleep", fake.sleep)
     return fake
 
 
 @pytest.fixture
-def monitor_now(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNow:
-    """The clock of all windows and of the monitor; no step is counted outside of windows."""
-    from lightning_flops.run.throughput import Monitor
-    from tests.prompt_worker import NoChecks
+def no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step is counted outside of windows, so every other one is in the figures."""
+    from lightning_flops.analysis.step_flops import CountSchedule
 
-    monkeypatch.setattr("lightning_flops.run.throughput.Monitor", lambda: Monitor(now))
-    monkeypatch.setattr("lightning_flops.run.throughput.StepFlops", NoChecks)
+    for name in ("draws_check", "learns"):
+        monkeypatch.setattr(CountSchedule, name, lambda schedule: False)
+
+
+@pytest.fixture
+def monitor_now(now: FakeNow, no_checks: None) -> FakeNow:
+    """The host's clock, where no step is counted outside of windows."""
     return now
 
 

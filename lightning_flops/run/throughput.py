@@ -75,7 +75,7 @@ class Stretches:
 class Monitor:
     """Adds up batches until it is read, and over the whole run."""
 
-    now: Callable[[], float] = host_clock.now  # the host's clock, in seconds
+    now: Callable[[], float] = field(default_factory=lambda: host_clock.now)  # the host's clock, in seconds
     all_tokens: BatchTokens = NO_TOKENS  # of every batch, profiled ones as well
     _since: float = 0.0
     _step_sec: float = 0.0

@@ -15,17 +15,15 @@ from deepspeed.runtime.pipe import p2p
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
-from lightning_flops import Profile, ProfilerConfig
+from lightning_flops import Profile, ProfilerConfig, host_clock
+from lightning_flops.analysis.step_flops import CountSchedule
 from lightning_flops.deepspeed import attach
-from lightning_flops.measure.timing.phase_timer import WallClock
-from lightning_flops.run.throughput import Monitor
 from lightning_flops.schema.throughput import Spread
 from tests.deepspeed.engines import config, installed, job_of, left_on
 from tests.deepspeed.launching import NOT_IN_0_16, OLD
 from tests.deepspeed.scenario import Skipped, scenario
 from tests.fake_clock import FakeNow
 from tests.loops.nets import Slow, SlowSGD
-from tests.prompt_worker import NoChecks
 from tests.results import profile_of, throughput_of
 
 BATCH, MICRO_STEPS, IN, HIDDEN, OUT = 4, 3, 8, 16, 4
@@ -208,9 +206,9 @@ def every_part_of_a_step_has_its_time_and_the_exchange_with_the_other_stage_is_t
     layers = [LayerSpec(SlowLinear, IN, IN), LayerSpec(SlowLinear, IN, OUT)]
     model = PipelineModule(layers, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
     with contextlib.ExitStack() as patched:
-        patched.enter_context(patch("lightning_flops.run.window.clock_for", lambda device: WallClock(now)))
-        patched.enter_context(patch("lightning_flops.run.throughput.Monitor", lambda: Monitor(now)))
-        patched.enter_context(patch("lightning_flops.run.throughput.StepFlops", NoChecks))
+        patched.enter_context(patch.object(host_clock, "now", now))
+        for name in ("draws_check", "learns"):  # no step is counted outside of windows
+            patched.enter_context(patch.object(CountSchedule, name, lambda schedule: False))
         patched.enter_context(slow(p2p, "send", SEND_SEC))
         patched.enter_context(slow(p2p, "recv", RECEIVE_SEC))
         patched.enter_context(slow(PipelineEngine, "_aggregate_total_loss", LOSS_SEC))

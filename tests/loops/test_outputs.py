@@ -22,17 +22,13 @@ from lightning_flops.pytorch import TrainingProfiler
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
 from tests.loops.nets import BACKWARD, BATCH, FORWARD, Net, SlowSGD, loader, loss_of
-from tests.prompt_worker import NoChecks
 from tests.results import profile_of, throughput_of
 
 SETTINGS: dict[str, Any] = {"profile_step": 1, "timing_steps": 2, "trace": False}
 SCALARS = ("flops_profiler/fwd_flops", "flops_profiler/bwd_flops", "flops_monitor/samples_per_sec")
 
 
-@pytest.fixture(autouse=True)
-def _windows_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step is counted outside of windows, so every other one is in the figures."""
-    monkeypatch.setattr("lightning_flops.run.throughput.StepFlops", NoChecks)
+pytestmark = pytest.mark.usefixtures("no_checks")
 
 
 def train(now: FakeNow, **given: Any) -> TrainingProfiler:

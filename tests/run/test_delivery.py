@@ -27,7 +27,7 @@ from lightning_flops.run.delivery import Worker, finish_dropped
 from lightning_flops.run.ranks import Ranks
 from tests.fake_clock import FakeNow
 from tests.listening import warnings_in
-from tests.prompt_worker import NoChecks, PromptWorker
+from tests.prompt_worker import PromptWorker
 from tests.results import profile_of, throughput_of
 
 distributed: Any = torch_distributed  # which does not say that its stores are public
@@ -37,9 +37,7 @@ CLOSES_AFTER = 6
 """Step 1 is counted, 2 and 3 settle, 4 and 5 are timed."""
 
 
-@pytest.fixture(autouse=True)
-def _windows_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_flops.run.throughput.StepFlops", NoChecks)
+pytestmark = pytest.mark.usefixtures("no_checks")
 
 
 def rows_of(steps: int) -> DataLoader[Any]:

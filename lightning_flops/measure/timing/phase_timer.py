@@ -21,8 +21,8 @@ from lightning_flops.records import PhaseSeconds, TimePhase, phase_of
 class WallClock:
     """The host's clock: true for work that the calling thread does itself, as on a CPU. Others answer as it does."""
 
-    def __init__(self, now: Callable[[], float] = host_clock.now) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        self._now = now or host_clock.now
 
     def step_begins(self) -> None:
         """A step begins, to which the stamps from here on belong."""
@@ -62,7 +62,7 @@ class CudaEventClock(WallClock):
         self,
         *,
         new_event: Callable[[], Any] | None = None,
-        now: Callable[[], float] = host_clock.now,
+        now: Callable[[], float] | None = None,
         stream: Callable[[], Any] = torch.cuda.current_stream,
     ) -> None:
         super().__init__(now)
