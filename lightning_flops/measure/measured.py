@@ -7,7 +7,7 @@ from collections import Counter as Tally, deque
 from dataclasses import dataclass, field, replace
 
 from lightning_flops.measure.batches import never_alike, shapes_text
-from lightning_flops.measure.counting.part_counter import PartCounter
+from lightning_flops.measure.counting.flop_counter import PartCounter
 from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepMarks, StepTimes
 from lightning_flops.records import SCORING, ModuleRecord, Shapes, StepRecord, StepSignature
 

@@ -20,8 +20,7 @@ from typing import Any, get_args
 from torch import device, nn
 
 from lightning_flops.config import TraceSchedule
-from lightning_flops.measure.counting.flop_counter import FlopCounter
-from lightning_flops.measure.counting.part_counter import CountedStep, PartCounter
+from lightning_flops.measure.counting.flop_counter import CountedStep, FlopCounter, PartCounter
 from lightning_flops.measure.lines import LineSampler
 from lightning_flops.measure.measured import Measured, RunningStep, TimedStep
 from lightning_flops.measure.memory import MemoryWatch

@@ -17,7 +17,7 @@ from lightning_flops.analysis.rates import build_throughput, padding_ratio, peak
 from lightning_flops.analysis.step_flops import StepFlops, seed_of_run
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import BatchMeter
-from lightning_flops.measure.counting.part_counter import CountedStep
+from lightning_flops.measure.counting.flop_counter import CountedStep
 from lightning_flops.records import (
     NO_TOKENS,
     BatchTokens,

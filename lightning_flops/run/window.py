@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.measure.counting.flop_counter import FlopCounter
-from lightning_flops.measure.counting.part_counter import CountedStep
+from lightning_flops.measure.counting.flop_counter import CountedStep, FlopCounter
 from lightning_flops.measure.lines import LineSampler
 from lightning_flops.measure.memory import MemoryWatch, memory_reader
 from lightning_flops.measure.notes import Notes

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.measure.counting.part_counter import PartCounter
+from lightning_flops.measure.counting.flop_counter import PartCounter
 from lightning_flops.measure.recorder import Recorder
 from tests.lightning.nets import MakeTrainer, footprint, loader, new_net
 from tests.results import profile_of

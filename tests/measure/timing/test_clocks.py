@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_flops.measure.timing.module_timer import ModuleTimer
-from lightning_flops.measure.timing.phase_timer import CudaEventClock, PhaseTimer, StepTimes, WallClock
+from lightning_flops.measure.timing.phase_timer import CudaEventClock, ModuleTimer, PhaseTimer, StepTimes, WallClock
 from tests.fake_clock import FakeEvent, FakeNow
 
 

@@ -25,8 +25,7 @@ from lightning_flops.measure.counting.formulas.contract import (
     tensors_in,
     whole_flops,
 )
-from lightning_flops.measure.counting.formulas.estimates import ESTIMATE_RULES
-from lightning_flops.measure.counting.formulas.products import CONVOLUTION_RULES, PRODUCT_RULES
+from lightning_flops.measure.counting.formulas.products import CONVOLUTION_RULES, ESTIMATE_RULES, PRODUCT_RULES
 from lightning_flops.measure.torch_private.needed import (
     HigherOrderOperator,
     OpOverload,
