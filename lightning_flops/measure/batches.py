@@ -20,9 +20,9 @@ from lightning_flops.records import BatchTokens, Shapes
 from lightning_flops.signals import words_of
 from lightning_flops.units import shown
 
+#: Stands for a batch in which nothing with a shape was found, but something else, whose sizes are unknown; no tensor
+#: has so many axes.
 HIDDEN_SHAPE = (-10,) * 65
-"""Stands for a batch in which nothing with a shape was found, but something else, whose sizes are unknown; no tensor
-has so many axes."""
 
 _hidden_so_far = itertools.count(1)
 
@@ -158,11 +158,10 @@ class BatchMeter:
         return answer
 
 
-_IGNORED = -100
-"""A label that losses leave out."""
+_IGNORED = -100  #: A label that losses leave out.
 
+#: Names under which batches of packed sequences hold where each begins, and where the last one ends.
 _OFFSETS = ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens")
-"""Names under which batches of packed sequences hold where each begins, and where the last one ends."""
 
 ON_DEVICE = (
     "Tokens without padding are n/a: the batch is on the device before it can be read without waiting for the device. "

@@ -27,8 +27,8 @@ class ParallelSizes:
     ep_size: int = 1  #: Ranks that hold different experts, of the layer that spreads its experts most.
 
 
+#: What units call each way in the names of their methods; the first that a unit has means it.
 _KINDS = {"tp_size": ("tensor_model", "slice", "model"), "pp_size": ("pipeline_model", "pipe"), "cp_size": ("context",)}
-"""What units call each way in the names of their methods; the first that a unit has means it."""
 
 
 def parallel_sizes(engine: Any) -> ParallelSizes:

@@ -27,8 +27,8 @@ from lightning_flops.measure.torch_private.optional import (
 )
 from lightning_flops.signals import Undo
 
+#: What torch warns users of ``torch.compile(module)`` about hooks that are not theirs.
 _IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global hooks")
-"""What torch warns users of ``torch.compile(module)`` about hooks that are not theirs."""
 
 
 def put_up_hooks(
@@ -117,17 +117,14 @@ def _silence_hook_warning(undo: Undo) -> None:
     undo.callback(_take_out, lambda one: warnings.filters.remove(one), own)  # type: ignore[attr-defined]
 
 
-OnStep = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
-"""Gets an optimizer and the arguments of its step."""
+OnStep = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]  #: Gets an optimizer and the arguments of its step.
 
-_running: list[Any] = []
-"""The handles of our hooks that torch is calling now, on all threads."""
+_running: list[Any] = []  #: The handles of our hooks that torch is calling now, on all threads.
 
-_retired: list[Any] = []
-"""The handles of hooks that do nothing any more, and could not be removed yet."""
+_retired: list[Any] = []  #: The handles of hooks that do nothing any more, and could not be removed yet.
 
+#: Wrappers around an optimizer that are looked into: an object that answers to any name never comes to an end.
 _MOST_WRAPPERS = 5
-"""Wrappers around an optimizer that are looked into: an object that answers to any name never comes to an end."""
 
 
 def with_inner(optimizer: Any) -> list[Any]:

@@ -124,8 +124,7 @@ class ModuleNames:
 
     def __init__(self, root: nn.Module | None) -> None:
         self._root = root
-        self._known: dict[nn.Module, tuple[str, ...]] = {}
-        """Each module's names: several if it is shared."""
+        self._known: dict[nn.Module, tuple[str, ...]] = {}  #: Each module's names: several if it is shared.
         self._strangers: set[nn.Module] = set()
         self._read_names()
 
@@ -171,8 +170,7 @@ def describe_modules(
     all its wrappers, which may know more about its parameters; *note* gets a sentence on anything that cannot be known.
     """
     parameters = Parameters(root if whole is None else whole, note=note)
-    described: dict[str, nn.Module] = {}
-    """Of a wrapper and what it wraps the latter, which the user wrote."""
+    described: dict[str, nn.Module] = {}  #: Of a wrapper and what it wraps the latter, which the user wrote.
     own: dict[nn.Module, dict[Hashable, Held]] = {}
     below: defaultdict[str, dict[Hashable, Held]] = defaultdict(dict)
     for name, module in named_modules(root):

@@ -9,18 +9,18 @@ from typing import Any
 from lightning_flops.measure.torch_private.needed import hide
 from lightning_flops.signals import Undo
 
+#: Gets what a function has returned, None if it raised, and what it has raised.
 Ends = Callable[[Any, BaseException | None], object]
-"""Gets what a function has returned, None if it raised, and what it has raised."""
+#: Gets a function's arguments before it does. It may return what is to be called when the function has ended.
 Begins = Callable[..., Ends | None]
-"""Gets a function's arguments before it does. It may return what is to be called when the function has ended."""
 Failed = Callable[[Exception], object]
 
 
+#: By owner and name: who listens to a function, and how its wrapper, which all of them share, is removed.
 _wrapped: dict[tuple[int, Any], tuple[list[Any], Callable[[], None]]] = {}
-"""By owner and name: who listens to a function, and how its wrapper, which all of them share, is removed."""
 
+#: Makes a wrapper of a function, from those who listen to it.
 Around = Callable[[list[Any], Callable[..., Any]], Callable[..., Any]]
-"""Makes a wrapper of a function, from those who listen to it."""
 
 
 def listen(

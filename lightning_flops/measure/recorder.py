@@ -43,8 +43,7 @@ from lightning_flops.signals import Undo
 _LEAST_WATCHED = 10
 # Signatures "keep changing" when none of the steps to time, so many at least, has the counted one's, or few of twice.
 
-_LEAST_HALVED = 16
-"""From so many steps on the parts of one half are timed, and of the other half the step alone."""
+_LEAST_HALVED = 16  #: From so many steps on the parts of one half are timed, and of the other half the step alone.
 
 
 class Phase(Enum):

@@ -26,8 +26,8 @@ from lightning_flops.measure.torch_private.needed import (
 )
 from lightning_flops.records import OUTSIDE, FlopPhase
 
+#: Of so many of its latest entries a thread knows the nodes: a backward may be counted apart from its forward.
 _KEPT = 8
-"""Of so many of its latest entries a thread knows the nodes: a backward may be counted apart from its forward."""
 
 
 class StoodFor(str):
@@ -116,18 +116,12 @@ class Threads(threading.local):
 
     # Python calls this again on each further thread that asks for an attribute, with the same arguments.
     def __init__(self, backwards: list[Backward], states: list[ThreadState], ran: set[int], unknown: str) -> None:
-        self.backwards = backwards
-        """Backwards that are running on any thread, the latest last."""
-        self.states = states
-        """The states of all threads."""
-        self.ran = ran
-        """The numbers of nodes whose backward has run an operator, on any thread."""
-        self.unused = Counter[str]()
-        """By module, the calls whose graph had not run when it was forgotten."""
-        self.unknown = unknown
-        """The module that backwards of no known module are attributed to."""
-        self.state = ThreadState(self)
-        """The state of this thread."""
+        self.backwards = backwards  #: Backwards that are running on any thread, the latest last.
+        self.states = states  #: The states of all threads.
+        self.ran = ran  #: The numbers of nodes whose backward has run an operator, on any thread.
+        self.unused = Counter[str]()  #: By module, the calls whose graph had not run when it was forgotten.
+        self.unknown = unknown  #: The module that backwards of no known module are attributed to.
+        self.state = ThreadState(self)  #: The state of this thread.
         states.append(self.state)
 
     def unused_calls(self) -> dict[str, int]:
@@ -170,26 +164,20 @@ class ThreadState:
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
-        self.entered = 0
-        """How many times the counter is entered on this thread."""
+        self.entered = 0  #: How many times the counter is entered on this thread.
         self.paused = 0
+        #: The phase in which each running function was called that has a formula of its own.
         self.functions: list[FlopPhase] = []
-        """The phase in which each running function was called that has a formula of its own."""
         self.stack = [Running(OUTSIDE, "forward", None, NO_GRAPH_TASK)]
         self.nodes = Nodes()
+        #: What enabled grad inside a backward to repeat a part of a forward, and the backward's graph task.
+        #: Gradients that are taken in there are those of another task, and the backward's.
         self.repetitions: list[tuple[Any, int]] = []
-        """What enabled grad inside a backward to repeat a part of a forward, and the backward's graph task.
-
-        Gradients that are taken in there are those of another task, and the backward's.
-        """
-        self.by_graph = False
-        """Whether compiled code runs whose products are counted from its graph."""
+        self.by_graph = False  #: Whether compiled code runs whose products are counted from its graph.
         self._task = NO_GRAPH_TASK
         self._backward = Backward(self, False)
-        self._known = 0
-        """Inside a backward, nodes with numbers below this have a known maker."""
-        self._made_nodes = False
-        """Whether nodes were made in the running backward."""
+        self._known = 0  #: Inside a backward, nodes with numbers below this have a known maker.
+        self._made_nodes = False  #: Whether nodes were made in the running backward.
 
     def stand_for(self, start: int, module: str) -> None:
         """The nodes from number *start* on were made in a forward of *module* that has a formula of its own."""

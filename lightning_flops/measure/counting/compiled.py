@@ -42,16 +42,16 @@ from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 
+#: A kernel in inductor's generated code: its name, and its source up to the closing quotes.
 _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\((.*?)^'''", re.MULTILINE | re.DOTALL)
-"""A kernel in inductor's generated code: its name, and its source up to the closing quotes."""
 
+#: What stands in the name or the source of a kernel that multiplies, and in no other.
 _TEMPLATE = re.compile(r"triton_tem_|micro_gemm|cutlass_|flex_attention")
-"""What stands in the name or the source of a kernel that multiplies, and in no other."""
 
 _TRITON_PRODUCT = re.compile(r"\bdot(_scaled)?\s*\(")  # in the source of a kernel that a user has written
 
+#: Takes a graph's text and what it is called with; returns what counts this call. It raises if it cannot read them.
 ReadGraph = Callable[[str, Any], Callable[[], object]]
-"""Takes a graph's text and what it is called with; returns what counts this call. It raises if it cannot read them."""
 
 
 class CompiledCode:
@@ -66,8 +66,8 @@ class CompiledCode:
         self._read_graph: ReadGraph | None = None
         self._is_counted_here: Callable[[], bool] | None = None
         self._lives = lives  # what a graph of inductor's allocates no operator shows
+        #: The model's, if one was compiled in place, by ``module.compile()``: no hook fires inside such a module.
         self.modules: frozenset[nn.Module] = frozenset()
-        """The model's, if one was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
 
     def begin(self, read_graph: ReadGraph, is_counted_here: Callable[[], bool]) -> None:
         """Until ``close``, graphs are counted by *read_graph*, where what runs on the calling thread is counted."""
@@ -175,25 +175,24 @@ def _templates_in(source: str) -> tuple[str, ...]:
     )
 
 
-_INCOMING_GRADIENT = "tangents_"
-"""Start of the names of a backward graph's inputs that are gradients."""
+_INCOMING_GRADIENT = "tangents_"  #: Start of the names of a backward graph's inputs that are gradients.
 
 _GRAPH = re.compile(r"^ *class (\S+)\(torch\.nn\.Module\):$", re.MULTILINE)
 _LINE = re.compile(r'^ +(\w+)(?:: "[^"]*")? = (.+?)(?:;  .*)?$', re.MULTILINE)
+#: A value with its size or its dtype, shape and device: ``primals_1: "Sym(s0)"``, ``mm: "f32[s0, 64][64, 1]cpu"``.
 _VALUE = re.compile(r'(\w+): "(?:Sym\((.*?)\)|(\w+)\[(.*?)\]\[.*?\](\w*))')
-"""A value with its size or its dtype, shape and device: ``primals_1: "Sym(s0)"``, ``mm: "f32[s0, 64][64, 1]cpu"``."""
 _CALL = re.compile(r"torch\.ops\.([\w.]+)(\(.*\))")
 _PART = re.compile(r"(\w+)\[(\d+)\]")
 _INNER = re.compile(r"self\.(\w+)")
 _NAME = re.compile(r"(?<![\w.'\"])[A-Za-z_]\w*(?!\w| = )")
 _NO_VALUES = frozenset("torch device True False None".split())
 
+#: The functions of sympy and torch that stand in sizes.
 _IN_SIZES: Mapping[str, Any] = {
     **dict.fromkeys(("FloorDiv", "CleanDiv", "IntTrueDiv"), operator.floordiv),
     **dict.fromkeys(("Mod", "PythonMod"), operator.mod),
     **{"Max": max, "Min": min},
 }
-"""The functions of sympy and torch that stand in sizes."""
 
 
 class Product(NamedTuple):

@@ -89,8 +89,7 @@ class FlopCounter:
         self._compiled = CompiledCode(self._names, self._threads, self._totals, lives)
         self._mode = CountingMode(self._threads, self._totals, self._compiled, lives, halve_causal=halve)
         self._lock = threading.RLock()
-        self._undo = Undo()
-        """Removes everything that this counter puts on torch, when no thread is inside any more."""
+        self._undo = Undo()  #: Removes everything that this counter puts on torch, when no thread is inside any more.
 
     # ---- on and off
 
@@ -339,8 +338,8 @@ class FlopCounter:
         return replace(record, unused_calls=self._threads.unused_calls())
 
 
+#: Parts of a step whose work counts as it comes; a forward's counts as the root's, that of anything else not at all.
 _COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
-"""Parts of a step whose work counts as it comes; a forward's counts as the root's, that of anything else not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

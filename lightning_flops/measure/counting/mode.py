@@ -45,9 +45,9 @@ logger = package_logger(__name__)
 _FORWARDS = ("forward", "recompute")
 
 
+#: What a call costs: FLOPs of the running phase, those of them that a mask rules out, the same of what it repeats; the
+#: dtype.
 Cost = tuple[int, int, int, int, str]
-"""What a call costs: FLOPs of the running phase, those of them that a mask rules out, the same of what it repeats; the
-dtype."""
 
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
@@ -71,17 +71,16 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self._lives, self._halve_causal = lives, halve_causal
         self._failed = totals.failed
         self._operator_failed = partial(totals.failed, "an operator")
+        #: By the ids of the functions, which they keep alive: torch hashes an operator by code in Python.
         self._operators: dict[int, Operator] = {}
-        """By the ids of the functions, which they keep alive: torch hashes an operator by code in Python."""
         self._failing: set[str] = set()
+        #: Whether the user computes with fake tensors. If not, some library uses them to find a shape.
         self.counts_fake = False
-        """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
+        #: Products in forwards of custom autograd functions, by their operands: a backward may repeat them.
         self.forward_products: set[tuple[Any, ...]] = set()
-        """Products in forwards of custom autograd functions, by their operands: a backward may repeat them."""
+        #: Values in tensors have decided sizes: another step of these shapes may cost something else.
         self.data_dependent = False
-        """Values in tensors have decided sizes: another step of these shapes may cost something else."""
-        self.hears_kernels = False
-        """Whether launches of Triton kernels are heard of."""
+        self.hears_kernels = False  #: Whether launches of Triton kernels are heard of.
         self.runs_in_tf32: Callable[[str], bool] | None = None
 
     @classmethod

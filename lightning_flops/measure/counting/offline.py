@@ -62,12 +62,10 @@ class Fakes(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, mode: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.mode = mode
+        #: By operator, what is called in its place.
         self.answers: dict[str, Callable[..., Any]] = {"aten._grouped_mm.default": _grouped_product}
-        """By operator, what is called in its place."""
-        self.held: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-        """By their ids."""
-        self._of_meta: dict[int, torch.Tensor] = {}
-        """Fakes of tensors on the meta device, by the ids of these."""
+        self.held: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  #: By their ids.
+        self._of_meta: dict[int, torch.Tensor] = {}  #: Fakes of tensors on the meta device, by the ids of these.
 
     def __enter__(self) -> None:
         push(self)
@@ -179,8 +177,7 @@ def caches_cleared(fakes: Fakes) -> Iterator[None]:
                 cache.cache_clear()
 
 
-Key = str | int
-"""Of a tensor in the batch: the name of an argument, or its position."""
+Key = str | int  #: Of a tensor in the batch: the name of an argument, or its position.
 
 Vary = Mapping[Key, "Sequence[int] | Mapping[int, str]"]
 

@@ -22,6 +22,7 @@ from lightning_flops.trace.columns import RecordedInputs, RecordedWork
 
 _NAME = re.compile(r"\w+::\w+")
 
+#: What C++ calls the dtypes, in lower case: several compilers differ in the words, and old files in their case.
 _DTYPES: Mapping[str, torch.dtype] = {
     "float": torch.float32,
     "double": torch.float64,
@@ -41,7 +42,6 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "unsigned char": torch.uint8,
     "bool": torch.bool,
 }
-"""What C++ calls the dtypes, in lower case: several compilers differ in the words, and old files in their case."""
 
 _NO_OPERATOR = "this torch has no such operator, and no formula is known for it"
 _OTHER_ARGUMENTS = "this torch has an operator of this name with other arguments, which its formula cannot read"

@@ -22,19 +22,19 @@ from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, Uncount
 from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
 
+#: In-place operators that write their first argument without reading it.
 _OVERWRITING = frozenset(
     "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ eye "
     "trunc_normal_ _foreach_copy_ _foreach_zero_".split()
 )
-"""In-place operators that write their first argument without reading it."""
 
-_UNWRITTEN = "grads"
-"""What fused optimizers may write, and write only where gradients are scaled."""
+_UNWRITTEN = "grads"  #: What fused optimizers may write, and write only where gradients are scaled.
 
 _ALLOCATING = frozenset(
     "empty empty_like empty_strided empty_permuted empty_quantized _empty_affine_quantized new_empty "
     "new_empty_strided lift_fresh".split()
 )
+#: Operators that move no tensor's data: they make a view, an unfilled tensor, or read its shape.
 _NO_TRAFFIC = _ALLOCATING | frozenset(
     "_unsafe_view lift detach alias is_same_size size stride numel dim sym_size "
     "sym_stride sym_numel sym_storage_offset is_contiguous is_strides_like_format set_ resize_ resize_as_ "
@@ -42,19 +42,18 @@ _NO_TRAFFIC = _ALLOCATING | frozenset(
     "_nested_tensor_storage_offsets _nested_view_from_jagged _nested_get_offsets _nested_get_lengths "
     "_nested_get_jagged_dummy device layout wait_tensor".split()
 )
-"""Operators that move no tensor's data: they make a view, an unfilled tensor, or read its shape."""
 
+#: Operators that read of their first argument only what they put out.
 _SELECTING = frozenset("embedding index index_select gather take take_along_dim select_copy slice_copy".split())
-"""Operators that read of their first argument only what they put out."""
 
+#: The operator behind ``Tensor.item``, and wherever else a tensor stands for a number.
 READS_NUMBER = "_local_scalar_dense"
-"""The operator behind ``Tensor.item``, and wherever else a tensor stands for a number."""
 
+#: Operators of whose results torch does not say that numbers in tensors may decide their sizes.
 _SIZED_BY_VALUES = frozenset(
     "_pack_padded_sequence _nested_tensor_from_mask _nested_tensor_from_tensor_list _nested_view_from_jagged "
     "_to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split()
 )
-"""Operators of whose results torch does not say that numbers in tensors may decide their sizes."""
 
 
 class Operator:
@@ -69,20 +68,20 @@ class Operator:
         schema = schema_of(function) if isinstance(function, OpOverload) else None
         taken, returned = ((), ()) if schema is None else (schema.arguments, schema.returns)
         written = [place for place, one in enumerate(taken) if one.alias_info is not None and one.alias_info.is_write]
+        #: What a call reads by name; None: whatever it is given so, as operators of higher order are.
         self.keywords: tuple[str, ...] | None = None
-        """What a call reads by name; None: whatever it is given so, as operators of higher order are."""
         if schema is not None:
             self.keywords = tuple(one.name for at, one in enumerate(taken) if one.kwarg_only and at not in written)
+        #: Places of the arguments that a call writes which returns nothing, as of lists of tensors.
         self.writes = () if returned else tuple(at for at in written if taken[at].name != _UNWRITTEN)
-        """Places of the arguments that a call writes which returns nothing, as of lists of tensors."""
+        #: Asks a call's arguments whether numbers in tensors decide the size of its result; None: they never do.
         self.sized_by_values = schema and _sized_by_values(function, self.short)
-        """Asks a call's arguments whether numbers in tensors decide the size of its result; None: they never do."""
         if self.counted and self.sized_by_values is None:
             self.sized_by_values = _has_sparse
         views = schema is not None and not self.writes and (not returned or makes_views(function))
         self.moves_nothing = entry.kind == "free" and schema is not None and (self.short in _NO_TRAFFIC or views)
+        #: Whether anything of a call is counted.
         self.counts = not self.moves_nothing or self.sized_by_values is not None
-        """Whether anything of a call is counted."""
         self.allocates = self.counts or self.short in _ALLOCATING
         of_others = schema is not None and schema.name.partition("::")[0] not in TORCH_NAMESPACES
         self.looks_inside = schema is not None and (entry.kind == "unknown" or (self.counted and of_others))
@@ -203,13 +202,13 @@ class Totals:
     """What was counted on all threads."""
 
     def __init__(self) -> None:
+        #: Held by whoever adds to it: what fails meanwhile ends the counter, which asks for it again.
         self.lock = threading.RLock()
-        """Held by whoever adds to it: what fails meanwhile ends the counter, which asks for it again."""
         self.flops: Counter[tuple[str, str]] = Counter()  # by phase and dtype
         self.calls: dict[str, int] = {}
         self.estimates: dict[str, str] = {}  # operators whose FLOPs are estimates, and where those come from
+        #: By the name of a called module: its class, and its matrices, where nothing that is seen reads them.
         self.unread: dict[str, tuple[str, list[Any]]] = {}
-        """By the name of a called module: its class, and its matrices, where nothing that is seen reads them."""
         self._notes: dict[str, None] = {}
         self._failures: set[str] = set()
         self._cells: dict[tuple[str, FlopPhase, str, str], Cell] = {}

@@ -18,18 +18,17 @@ from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 
+#: From so long on the system's ticks, a hundredth of a second each, show how many cores are idle.
 _LEAST_IDLE_SEC = 0.2
-"""From so long on the system's ticks, a hundredth of a second each, show how many cores are idle."""
 
 _THREADS, _MACHINE = Path("/proc/self/task"), Path("/proc/stat")
+#: Columns in the times of all processors; the columns from the last one on are parts of earlier columns.
 _IDLE, _WAITS_FOR_DISK, _GUEST = 3, 4, 8
-"""Columns in the times of all processors; the columns from the last one on are parts of earlier columns."""
 
-_HEAT = 1
-"""NVML_PERF_POLICY_THERMAL."""
+_HEAT = 1  #: NVML_PERF_POLICY_THERMAL.
 
+#: Reads for how many seconds heat has held the clock of the whole GPU down; None: it is not known.
 Heat = Callable[[], float | None]
-"""Reads for how many seconds heat has held the clock of the whole GPU down; None: it is not known."""
 
 
 def heat_counter(device: torch.device, undo: Undo) -> Heat:

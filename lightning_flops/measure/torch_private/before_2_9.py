@@ -14,8 +14,7 @@ import torch
 from lightning_flops.measure.torch_private.needed import DispatchMode, hide, take
 from lightning_flops.signals import Undo
 
-IS_HERE = not hasattr(DispatchMode, "ignore_compile_internals")
-"""Whether this torch is older than 2.9."""
+IS_HERE = not hasattr(DispatchMode, "ignore_compile_internals")  #: Whether this torch is older than 2.9.
 
 
 def run_uncompiled(undo: Undo, mode: type[DispatchMode]) -> None:

@@ -25,8 +25,7 @@ from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 
-MISSING: list[str] = []
-"""Names, as ``module:attribute``, that counting needs and this torch lacks."""
+MISSING: list[str] = []  #: Names, as ``module:attribute``, that counting needs and this torch lacks.
 
 
 def take(path: str, *stand_in: Any) -> Any:
@@ -58,28 +57,25 @@ def require_all() -> None:
 
 # ---- autograd: which backward runs, and which node of it. The hot path calls the first three as they are.
 
+#: Number of the backward that is running on this thread; ``NO_GRAPH_TASK`` when none is.
 graph_task_id: Callable[[], int] = take("torch._C:_current_graph_task_id")
-"""Number of the backward that is running on this thread; ``NO_GRAPH_TASK`` when none is."""
 
+#: The autograd node whose backward is running on this thread, or None.
 current_node: Callable[[], Any] = take("torch._C:_current_autograd_node")
-"""The autograd node whose backward is running on this thread, or None."""
 
+#: Number that the next autograd node made on this thread will have.
 sequence_number: Callable[[], int] = take("torch.autograd:_get_sequence_nr")
-"""Number that the next autograd node made on this thread will have."""
 
-NO_GRAPH_TASK = -1
-"""Id of the graph task outside any backward."""
+NO_GRAPH_TASK = -1  #: Id of the graph task outside any backward.
 
-ACCUMULATES_GRADIENT = 1 << 63
-"""From this sequence number on, a node is no call's: it accumulates a leaf's gradient."""
+ACCUMULATES_GRADIENT = 1 << 63  #: From this sequence number on, a node is no call's: it accumulates a leaf's gradient.
 
-ENGINE_ENTRY = "_engine_run_backward"
-"""The function of ``torch.autograd`` through which every backward goes."""
+ENGINE_ENTRY = "_engine_run_backward"  #: The function of ``torch.autograd`` through which every backward goes.
 
 
 _ENGINE_CODE: CodeType | None = take("torch.autograd.graph:_engine_run_backward.__code__")
+#: None from torch 2.14 on, where no code of Python's calls a function's forward.
 _APPLY_CODE: CodeType | None = take("torch.autograd:Function.apply.__func__.__code__", None)
-"""None from torch 2.14 on, where no code of Python's calls a function's forward."""
 _CALL_CODE: CodeType | None = take("torch.nn:Module._wrapped_call_impl.__code__")
 _Context: Any = take("torch.autograd.function:BackwardCFunction")
 take("torch._C:_functions.AccumulateGrad._sequence_nr")  # every kind of node has it, or none
@@ -167,14 +163,13 @@ _mode_at: Any = take("torch._C:_get_dispatch_stack_at")
 _set_excluded: Any = take("torch._C:_dispatch_tls_set_dispatch_key_excluded")
 _InferenceMode: Any = take("torch._C:_InferenceMode")
 
+#: Inside, no dispatch mode sees what runs: neither ours, nor the user's, nor a tracer.
 modes_off: Callable[[], AbstractContextManager[Any]] = take("torch.utils._python_dispatch:_disable_current_modes")
-"""Inside, no dispatch mode sees what runs: neither ours, nor the user's, nor a tracer."""
 
-_threads_with_ours: set[int] = set()
-"""Threads on whose stack is a mode of ours."""
+_threads_with_ours: set[int] = set()  #: Threads on whose stack is a mode of ours.
 
+#: Is pushed and taken off again, which sets torch's flag for modes.
 _NOOP_MODE = DispatchMode()  # type: ignore[no-untyped-call]
-"""Is pushed and taken off again, which sets torch's flag for modes."""
 
 
 class _After:
@@ -192,8 +187,8 @@ class _After:
     ) -> None:
         self._owner, self._is_inside = owner, is_inside
         self._end, self._begin = end, begin
+        #: In these the stack was changed inside of one that has not ended; how many have begun since.
         self._threads: dict[int, int] = {}
-        """In these the stack was changed inside of one that has not ended; how many have begun since."""
         self._open: dict[int, Any] = {}  #: These, by their ids: one that is dropped without its end has ended, too.
         self._without_us: dict[str, Any] = {}  #: The functions.
 
@@ -352,12 +347,12 @@ OpOverloadPacket: Any = type(torch.ops.aten.mm)
 HigherOrderOperator: Any = take("torch._ops:HigherOrderOperator")
 
 _has_kernel: Any = take("torch._C:_dispatch_has_kernel_for_dispatch_key")
+#: Kernels registered from Python, by ``namespace/operator/key``.
 _written_in_python: Any = take("torch.library:_impls")
-"""Kernels registered from Python, by ``namespace/operator/key``."""
 _key_of_device: Any = take("torch._C:_dispatch_key_for_device")
 _key_set: Any = take("torch._C:DispatchKeySet")
+#: Inside, the dispatcher is as it was when the operator was called, above any mode.
 _as_before_modes: Any = take("torch._C:_RestorePythonTLSSnapshot")
-"""Inside, the dispatcher is as it was when the operator was called, above any mode."""
 _below_autograd: Any = take("torch._C:_AutoDispatchBelowAutograd")
 _include_key: Any = take("torch._C:_dispatch_tls_set_dispatch_key_included")
 
@@ -470,8 +465,7 @@ def unwraps_subclass(tensor_type: type) -> bool:
 
 
 tree_leaves: Any = take("torch.utils._pytree:tree_leaves")
-tree_map_only: Any = take("torch.utils._pytree:tree_map_only")
-"""Maps a function over what containers hold of a type."""
+tree_map_only: Any = take("torch.utils._pytree:tree_map_only")  #: Maps a function over what containers hold of a type.
 
 
 def stored(tensor: torch.Tensor) -> torch.Tensor:

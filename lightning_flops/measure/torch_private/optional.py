@@ -110,25 +110,23 @@ def custom_operator_name(target: Any) -> str | None:
 
 # ---- TorchScript
 
-torchscript: Any = take("torch.jit:_recursive", None)
-"""The module of torch that makes TorchScript of a user's module."""
+torchscript: Any = take("torch.jit:_recursive", None)  #: The module of torch that makes TorchScript of a user's module.
 
-READS_MODULE = "create_script_module"
-"""Its function that reads that module, and compiles each hook on it."""
+READS_MODULE = "create_script_module"  #: Its function that reads that module, and compiles each hook on it.
 
 # ---- torch.profiler
 
+#: Makes a mark of this name, to be entered and left. Torch's public one takes ten times as long.
 new_mark: Callable[[str], Any] = take("torch._C:_profiler._RecordFunctionFast", record_function)
-"""Makes a mark of this name, to be entered and left. Torch's public one takes ten times as long."""
 
+#: The base of torch.profiler.profile: no schedule of its own, and no count of steps that others share.
 new_profiler: Any = take("torch.profiler:_KinetoProfile", torch.profiler.profile)
-"""The base of torch.profiler.profile: no schedule of its own, and no count of steps that others share."""
 
+#: Whether a profiler of torch's records what runs now on this thread; False where torch does not say.
 profiler_is_recording: Callable[[], bool] = take("torch._C:_autograd._profiler_enabled", lambda: False)
-"""Whether a profiler of torch's records what runs now on this thread; False where torch does not say."""
 
+#: Called to have the parts of torch that are written in Python know that no profiler records.
 profiler_has_stopped: Callable[[], None] = take("torch.autograd.profiler:_run_on_profiler_stop", lambda: None)
-"""Called to have the parts of torch that are written in Python know that no profiler records."""
 
 _step_dict: Mapping[str, int] = take("torch.autograd.profiler:KinetoStepTracker._step_dict", {})
 
@@ -148,11 +146,11 @@ def profiler_is_set_up() -> bool:
 
 # ---- a run's DataLoaders, and the key-value store of its ranks
 
+#: Returns the store of the default process group; None where torch has no such function.
 store_getter: Callable[[], Any] | None = take("torch.distributed.distributed_c10d:_get_default_store", None)
-"""Returns the store of the default process group; None where torch has no such function."""
 
+#: The class of every DataLoader's iterators; None in a torch that does not show it.
 iterator_class: Any = take("torch.utils.data.dataloader:_BaseDataLoaderIter", None)
-"""The class of every DataLoader's iterators; None in a torch that does not show it."""
 
 
 def workers_of(iterator: Any) -> int | None:
@@ -188,6 +186,7 @@ def is_replica(module: nn.Module) -> bool:
     return bool(getattr(module, "_is_replica", False))
 
 
+#: Name of the child that a wrapper wraps -> classes of torch, DeepSpeed and Lightning that call it so.
 WRAPPERS: Mapping[str, frozenset[str]] = {
     "_orig_mod": frozenset({"OptimizedModule"}),
     "module": frozenset(
@@ -198,10 +197,8 @@ WRAPPERS: Mapping[str, frozenset[str]] = {
     "_forward_module": frozenset({"_FabricModule"}),
     "_original_module": frozenset({"_FabricModule"}),
 }
-"""Name of the child that a wrapper wraps -> classes of torch, DeepSpeed and Lightning that call it so."""
 
-_WITH_WRAPPERS = ("torch", "deepspeed", "lightning", "lightning_fabric")
-"""Packages that wrap models."""
+_WITH_WRAPPERS = ("torch", "deepspeed", "lightning", "lightning_fabric")  #: Packages that wrap models.
 
 
 def wraps(module: nn.Module, child: str) -> bool:

@@ -262,12 +262,12 @@ class _ModuleMarks:
                 mark.__exit__(None, None, None)
 
 
+#: Up to this many cycles run, whatever the schedule says, until a step has the counted step's signature.
 _LEAST_TRIES = 3
-"""Up to this many cycles run, whatever the schedule says, until a step has the counted step's signature."""
 
+#: Unless the user has said how many steps are traced, they are fewer if they would run more operators than these: an
+#: operator leaves about ten events in a trace, and a million take torch seconds to write.
 _MOST_OPERATORS = 100_000
-"""Unless the user has said how many steps are traced, they are fewer if they would run more operators than these: an
-operator leaves about ten events in a trace, and a million take torch seconds to write."""
 
 
 class TraceCycles(Parts):

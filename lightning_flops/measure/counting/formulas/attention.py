@@ -37,8 +37,8 @@ from lightning_flops.measure.torch_private.needed import current_node, modes_off
 _NODES = re.compile(r"(ScaledDotProduct|Flash|Efficient|Cudnn)\w*Attention\w*Backward\d")
 _TOP_LEFT, _BOTTOM_RIGHT = 1, 2  # values of the memory-efficient kernels' custom_mask_type
 
+#: Score matrices: how many heads (batch included) have each, its queries and its keys.
 Matrices = Sequence[tuple[int, int, int]]
-"""Score matrices: how many heads (batch included) have each, its queries and its keys."""
 
 
 class Call(NamedTuple):

@@ -30,25 +30,21 @@ class Work:
     by_values: bool = False  #: Numbers in the call's tensors decide the FLOPs, as the lengths of packed sequences do.
 
 
+#: FLOPs of one call, from its positional arguments, its keyword arguments and its result; a multiply-add is two.
+#: The arguments are the dispatcher's: in the schema's order, trailing defaults left out.
 Formula = Callable[[Arguments, Keywords, Any], "int | Work"]
-"""FLOPs of one call, from its positional arguments, its keyword arguments and its result; a multiply-add is two.
 
-The arguments are the dispatcher's: in the schema's order, trailing defaults left out.
-"""
-
-DtypeRule = Callable[[Arguments, Keywords, Any], torch.dtype]
-"""The dtype in which one call's arithmetic runs."""
+DtypeRule = Callable[[Arguments, Keywords, Any], torch.dtype]  #: The dtype in which one call's arithmetic runs.
 
 
 class Unreadable(ValueError):
     """A formula needs numbers that the call's tensors do not show (fake tensors, a CUDA graph being captured)."""
 
 
-RESULT = "->"
-"""Stands for the call's result where a rule lists the arguments its formula reads."""
+RESULT = "->"  #: Stands for the call's result where a rule lists the arguments its formula reads.
 
+#: Real multiply-adds in a complex one: (a + bi)(c + di) is four products, and as many sums with what it is added to.
 COMPLEX_PRODUCT = 4
-"""Real multiply-adds in a complex one: (a + bi)(c + di) is four products, and as many sums with what it is added to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +65,7 @@ def rules(names: str, flops: Callable[..., int | Work], *rest: Any, **others: An
     return {name if "::" in name else f"aten::{name}": rule for name in names.split()}
 
 
+#: The dtype that a peak is known for: a complex number's parts, a quantized number's integer.
 ARITHMETIC = {
     torch.complex32: torch.float16,
     torch.complex64: torch.float32,
@@ -77,7 +74,6 @@ ARITHMETIC = {
     torch.quint8: torch.int8,
     torch.uint8: torch.int8,
 }
-"""The dtype that a peak is known for: a complex number's parts, a quantized number's integer."""
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -37,15 +37,16 @@ from lightning_flops.measure.torch_private.needed import (
 from lightning_flops.measure.torch_private.optional import custom_operator_name, triton_kernel
 from lightning_flops.signals import Undo
 
+#: Rules of whole operators, all overloads alike: ``aten::mm``.
 RULES: Mapping[str, Rule] = {**PRODUCT_RULES, **CONVOLUTION_RULES, **ATTENTION_RULES, **ESTIMATE_RULES}
-"""Rules of whole operators, all overloads alike: ``aten::mm``."""
 
+#: Formulas users registered, by ``namespace::name`` or ``namespace::name.overload``.
 user_formulas: dict[str, Formula] = {}
-"""Formulas users registered, by ``namespace::name`` or ``namespace::name.overload``."""
 
+#: Whether they may have FLOPs, by the ids of the Triton kernels that users registered: each ``run`` is heard of.
 heard_kernels: dict[int, bool] = {}
-"""Whether they may have FLOPs, by the ids of the Triton kernels that users registered: each ``run`` is heard of."""
 
+#: Higher-order operators that call the operator they are handed, with something set up around it.
 _CALLS_ANOTHER = {
     # position of the operator that is called, where its arguments start, where its result is in what comes out
     "out_dtype": (0, 2, None),
@@ -54,10 +55,8 @@ _CALLS_ANOTHER = {
     "graphsafe_run_with_rng_state": (0, 1, None),
     "with_effects": (1, 2, 1),
 }
-"""Higher-order operators that call the operator they are handed, with something set up around it."""
 
-entries: dict[Any, Entry] = {}
-"""What was looked up: all is looked up again where a formula is registered."""
+entries: dict[Any, Entry] = {}  #: What was looked up: all is looked up again where a formula is registered.
 
 
 def formulas_without_operator() -> Iterator[str]:
@@ -166,13 +165,13 @@ def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
 # that torch has. Of anybody else's neither the name nor the schema shows anything: it is free if it takes and makes no
 # tensor, or if its author has registered 0.
 
+#: Namespaces that torch itself fills.
 TORCH_NAMESPACES = frozenset(
     "aten prim prims profiler quantized _quantized quantized_decomposed quantization sparse inductor "
     "inductor_prims _inductor_test mkl mkldnn mkldnn_prepacked onednn prepacked rngprims static_runtime "
     "streams symm_mem fsdp ao bucketing c10d _c10d_functional _c10d_functional_autograd c10d_functional "
     "_dtensor cplib debugprims export flex_lib onnx".split()
 )
-"""Namespaces that torch itself fills."""
 
 _WORDS_OF_PRODUCTS = re.compile(
     # Short words stand alone or next to an underscore, a digit or their usual neighbours; long ones anywhere.
@@ -192,6 +191,7 @@ _FREE_IN_SPITE_OF_THE_NAME = re.compile(
     r"|_linalg_check_errors|_fill_mem_eff_dropout_mask|_transform_bias_rescale_qkv|inductor_random"
 )
 
+#: Operators of libraries that people have read: they convert, compare, pool, update parameters or communicate.
 _LIBRARIES_FREE = frozenset(
     "bitsandbytes::dequantize_4bit bitsandbytes::dequantize_blockwise bitsandbytes::int8_double_quant "
     "bitsandbytes::int8_mm_dequant bitsandbytes::int8_vectorwise_dequant bitsandbytes::int8_vectorwise_quant "
@@ -200,7 +200,6 @@ _LIBRARIES_FREE = frozenset(
     "torchvision::_ps_roi_pool_backward torchvision::_roi_pool_backward torchvision::nms "
     "torchvision::ps_roi_pool torchvision::roi_pool".split()
 )
-"""Operators of libraries that people have read: they convert, compare, pool, update parameters or communicate."""
 
 
 def name_says_flops(name: str) -> bool:
@@ -230,16 +229,16 @@ def makes_views(operator: Any) -> bool:
 
 F = TypeVar("F", bound=Formula | int)
 
+#: Called before each call of a registered autograd function, module or Triton kernel. What it returns is called after
+#: it, with nothing, or if the call has returned: with the arguments without autograd's ``ctx``, the keyword arguments,
+#: the result and the module. Neither raises anything.
 Listener = Callable[[Entry], Callable[..., None]]
-"""Called before each call of a registered autograd function, module or Triton kernel. What it returns is called after
-it, with nothing, or if the call has returned: with the arguments without autograd's ``ctx``, the keyword arguments, the
-result and the module. Neither raises anything."""
 
+#: Functions and kernels, which must live on, by the id of the class or kernel and the attribute that runs them.
 _watched: dict[tuple[int, str], tuple[Any, Entry]] = {}
-"""Functions and kernels, which must live on, by the id of the class or kernel and the attribute that runs them."""
 
+#: The backward formulas of registered classes of modules, by the names of their entries.
 backwards: dict[str, Formula | None] = {}
-"""The backward formulas of registered classes of modules, by the names of their entries."""
 
 _listeners: list[Listener] = []
 
