@@ -49,42 +49,43 @@ _SELECTING = frozenset("embedding index index_select gather take take_along_dim 
 #: The operator behind ``Tensor.item``, and wherever else a tensor stands for a number.
 READS_NUMBER = "_local_scalar_dense"
 
-#: Operators of whose results torch does not say that numbers in tensors may decide their sizes.
-_SIZED_BY_VALUES = frozenset(
-    "_pack_padded_sequence _nested_tensor_from_mask _nested_tensor_from_tensor_list _nested_view_from_jagged "
-    "_to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split()
-)
-
 
 class Operator:
-    """One overload of an operator, or a higher-order operator."""
+    """One overload of an operator, or a higher-order operator, which has no schema."""
+
+    keywords: tuple[str, ...] | None = None  #: What a call reads by name; None: whatever it is given so.
+    #: Places of the arguments that a call writes which returns nothing, as of lists of tensors.
+    writes: tuple[int, ...] = ()
+    #: Asks a call's arguments whether numbers in tensors decide the size of its result; None: they never do.
+    sized_by_values: Callable[[tuple[Any, ...]], bool] | None = None
+    moves_nothing = looks_inside = False
 
     def __init__(self, function: Any, entry: Entry | None = None) -> None:
         self.function = function
         self.entry = entry = lookup(function) if entry is None else entry
-        self.name = entry.name
-        self.short = entry.name.rpartition(".")[2]
+        self.name, self.short = entry.name, entry.name.rpartition(".")[2]
         self.counted = entry.kind == "formula"
-        schema = schema_of(function) if isinstance(function, OpOverload) else None
-        taken, returned = ((), ()) if schema is None else (schema.arguments, schema.returns)
-        written = [place for place, one in enumerate(taken) if one.alias_info is not None and one.alias_info.is_write]
-        #: What a call reads by name; None: whatever it is given so, as operators of higher order are.
-        self.keywords: tuple[str, ...] | None = None
-        if schema is not None:
-            self.keywords = tuple(one.name for at, one in enumerate(taken) if one.kwarg_only and at not in written)
-        #: Places of the arguments that a call writes which returns nothing, as of lists of tensors.
-        self.writes = () if returned else tuple(at for at in written if taken[at].name != _UNWRITTEN)
-        #: Asks a call's arguments whether numbers in tensors decide the size of its result; None: they never do.
-        self.sized_by_values = schema and _sized_by_values(function, self.short)
+        if isinstance(function, OpOverload):
+            self._read(schema_of(function))
         if self.counted and self.sized_by_values is None:
             self.sized_by_values = _has_sparse
-        views = schema is not None and not self.writes and (not returned or makes_views(function))
-        self.moves_nothing = entry.kind == "free" and schema is not None and (self.short in _NO_TRAFFIC or views)
         #: Whether anything of a call is counted.
         self.counts = not self.moves_nothing or self.sized_by_values is not None
         self.allocates = self.counts or self.short in _ALLOCATING
-        of_others = schema is not None and schema.name.partition("::")[0] not in TORCH_NAMESPACES
-        self.looks_inside = schema is not None and (entry.kind == "unknown" or (self.counted and of_others))
+
+    def _read(self, schema: Any) -> None:
+        """What the *schema* says of a call."""
+        taken, kind = schema.arguments, self.entry.kind
+        written = [place for place, one in enumerate(taken) if one.alias_info is not None and one.alias_info.is_write]
+        self.keywords = tuple(one.name for at, one in enumerate(taken) if one.kwarg_only and at not in written)
+        if not schema.returns:
+            self.writes = tuple(at for at in written if taken[at].name != _UNWRITTEN)
+        always = _always if torch.Tag.dynamic_output_shape in self.function.tags else None
+        self.sized_by_values = _SIZED_BY_VALUES.get(self.short, always)
+        makes_no_data = not self.writes and (not schema.returns or makes_views(self.function))
+        self.moves_nothing = kind == "free" and (self.short in _NO_TRAFFIC or makes_no_data)
+        of_others = schema.name.partition("::")[0] not in TORCH_NAMESPACES
+        self.looks_inside = kind == "unknown" or (self.counted and of_others)
 
     def bytes_written(self, args: tuple[Any, ...], out: Any) -> int:
         """Bytes of the tensors that a call writes."""
@@ -97,15 +98,6 @@ class Operator:
             [kwargs.get(name) for name in names]
         )
         return read - max(0, bytes_of(args[0]) - written) if self.short in _SELECTING and args else read
-
-
-def _sized_by_values(function: Any, short: str) -> Callable[[tuple[Any, ...]], bool] | None:
-    if short == READS_NUMBER:
-        return _is_whole
-    if short == "index":
-        return _has_mask
-    always = short in _SIZED_BY_VALUES or torch.Tag.dynamic_output_shape in function.tags
-    return (lambda args: True) if always else None
 
 
 def _has_mask(args: tuple[Any, ...]) -> bool:
@@ -121,6 +113,22 @@ def _has_sparse(args: tuple[Any, ...]) -> bool:
 def _is_whole(args: tuple[Any, ...]) -> bool:
     """Whether the first argument holds whole numbers, which may become sizes."""
     return not (args[0].dtype is torch.bool or args[0].is_floating_point() or args[0].is_complex())
+
+
+def _always(args: tuple[Any, ...]) -> bool:
+    return True
+
+
+#: Operators of whose results torch does not say that numbers in tensors may decide their sizes.
+_SIZED_BY_VALUES: Mapping[str, Callable[[tuple[Any, ...]], bool]] = {
+    **dict.fromkeys(
+        "_pack_padded_sequence _nested_tensor_from_mask _nested_tensor_from_tensor_list _nested_view_from_jagged "
+        "_to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split(),
+        _always,
+    ),
+    READS_NUMBER: _is_whole,
+    "index": _has_mask,
+}
 
 
 def operands(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
