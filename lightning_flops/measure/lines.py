@@ -116,9 +116,12 @@ def place_of(innermost: FrameType | None) -> Place | None:
     if any(owner == "ours" and (code.co_filename, code.co_name) != _PASSES_ON for code, _, owner in stack[:at]):
         return None
     called = next((code for code, _, owner in reversed(stack[:at]) if owner == "library"), None)
-    around = ((inner[0], outer[0]) for inner, outer in pairwise(stack))
-    hooks = (one for one, by in around if by.co_name in _CALL_HOOKS and one.co_name.startswith(_HOOKS))
-    hook = next(map(_name, hooks), "")
+    hooks = (
+        _name(one)
+        for (one, *_), (by, *_) in pairwise(stack)
+        if by.co_name in _CALL_HOOKS and one.co_name.startswith(_HOOKS)
+    )
+    hook = next(hooks, "")
     if at == len(stack):
         return Place("", 0, "", _callee(called), hook)
     code, line, _ = stack[at]

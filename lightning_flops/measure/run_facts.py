@@ -71,26 +71,32 @@ def _backend(device: torch.device) -> str | None:
 
 def _optimizer_facts(optimizer: Any, device: torch.device) -> OptimizerFacts:
     every = with_inner(optimizer)
-    torchs = (one for one in every if isinstance(one, torch.optim.Optimizer) and "foreach" in one.defaults)
+    torchs = (one for one in every if "foreach" in getattr(one, "defaults", ()))
     inner = next(torchs, every[-1])
     if not isinstance(inner, torch.optim.Optimizer):
         return OptimizerFacts(type_name=type(inner).__name__)
     # What holds for the first group of parameters holds for the others, as far as we know.
     group = {**inner.defaults, **next(iter(inner.param_groups), {})}
-    if group.get("fused") or "foreach" not in group:
-        return OptimizerFacts(type_name=type(inner).__name__, updates="fused" if group.get("fused") else "")
-    on_cuda, in_lists = device.type == "cuda", group["foreach"]
+    settled = {
+        "fused": group.get("fused"),
+        "": "foreach" not in group,
+        "tensor by tensor": group.get("differentiable"),
+    }
+    if any(settled.values()):
+        updates = next(way for way, holds in settled.items() if holds)
+        return OptimizerFacts(type_name=type(inner).__name__, updates=updates)
     # By default torch takes foreach on a GPU alone. On a CPU it updates tensor by tensor all the same.
-    updates_lists = on_cuda and in_lists in (None, True) and not group.get("differentiable")
+    on_cuda = device.type == "cuda"
+    in_lists = on_cuda and group["foreach"] in (None, True)
     ways = {
         # On a device of which torch's docs say nothing, nothing is faster.
         "fused": device.type == "cpu" or (on_cuda and not isinstance(inner, torch.optim.Adagrad)),
-        "foreach": on_cuda and not updates_lists,
+        "foreach": on_cuda and not in_lists,
     }
-    if group.get("differentiable") or (in_lists and not on_cuda):
+    if group["foreach"] and not on_cuda:
         ways = {}
     return OptimizerFacts(
         type_name=type(inner).__name__,
-        updates="foreach" if updates_lists else "tensor by tensor",
+        updates="foreach" if in_lists else "tensor by tensor",
         faster_with=tuple(f"{name}=True" for name, helps in ways.items() if helps and name in inner.defaults),
     )

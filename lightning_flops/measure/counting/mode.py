@@ -183,8 +183,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 cell = self._totals.cell(module, phase, operator.name)
             else:
                 cell = self._count(state, module, phase, operator, args, kwargs, out)
-            written = operator.bytes_written(args, out) if moves else 0
-            cell.moves(written, operator.bytes_read(args, kwargs, written) if moves else 0)
+            cell.calls += 1
+            if moves:
+                written = operator.bytes_written(args, out)
+                cell.moves(written, operator.bytes_read(args, kwargs, written))
 
     def _count(
         self,
@@ -285,7 +287,9 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             self._totals.unread.pop(module, None)
             for operator, cost, moved, repeats in calls:
                 its: FlopPhase = "recompute" if repeats and phase == "backward" else phase
-                self._spend(module, its, operator, cost).moves(*moved)
+                cell = self._spend(module, its, operator, cost)
+                cell.calls += 1
+                cell.moves(*moved)
 
     def function_runs(self, entry: Entry) -> Callable[..., None]:
         """A registered autograd function or kernel runs: its formula stands for all that runs there.

@@ -193,8 +193,7 @@ class Cell:
     bytes_written: int = 0
 
     def moves(self, written: int, read: int) -> None:
-        """One more call, which writes and reads so many bytes."""
-        self.calls += 1
+        """A call writes and reads so many bytes."""
         self.bytes_written += written
         self.bytes_read += read
 

@@ -296,8 +296,8 @@ def register_flop_formula(
     if formula is None:
         return lambda given: register_flop_formula(target, given, backward=backward)
     compute, its_backward = _as_formula(formula), None if backward is None else _as_formula(backward)
-    is_function = isinstance(target, type) and issubclass(target, torch.autograd.Function)
-    is_module = isinstance(target, type) and issubclass(target, nn.Module)
+    kind = target if isinstance(target, type) else object
+    is_function, is_module = issubclass(kind, torch.autograd.Function), issubclass(kind, nn.Module)
     if backward is not None and not (is_function or is_module):
         raise TypeError(f"only an autograd.Function and a module have a backward formula, got {target!r}")
     if is_function or is_module:
