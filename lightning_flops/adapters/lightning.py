@@ -246,7 +246,7 @@ class LightningAdapter(PhasedAdapter):
     def _is_another(self) -> bool:
         """Whether a finder's fit goes on now, which belongs to no step of this one."""
         callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
-        is_another = not any(one is self._callback for one in callbacks)
+        is_another = id(self._callback) not in map(id, callbacks)  # no frame of Python: each heard mark asks
         if is_another or self.run.between == _OTHER_FIT:
             self.run.between_steps(_OTHER_FIT if is_another else "")
         return is_another
