@@ -4,7 +4,7 @@ The figures are those of the vendors' datasheets and white papers, each row with
 assumes 2:4 sparsity, half of it stands here; tensor-core rates are those with float32 accumulation, which is what
 PyTorch asks for. A figure that the vendor does not publish for exactly this device, or publishes in two versions, is
 left out: no utilization is better than a wrong one. A name that stands for two chips or boards (``MI250X / MI250``) has
-no row, but where SMs tell them apart. What has none can be measured: ``lightning-flops peak``.
+no row, but where SMs separate them. What has none can be measured: ``lightning-flops peak``.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ _PART = re.compile(r"\bMIG\b|\bGRID\b|-\d+[ABCQ]\b|-\d+-\d+C\b", re.IGNORECASE)
 
 
 def name_of_chip(properties: Any) -> str:
-    """The name in torch's *properties* of a device, with its SMs where they alone tell two chips of one name apart."""
+    """The name in torch's *properties* of a device, with its SMs where they alone separate two chips of one name."""
     name = str(properties.name)
     return f"{name} ({properties.multi_processor_count} SMs)" if name.endswith("GeForce RTX 3080") else name
 
