@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.pytorch import count_flops, count_offline
 from tests.corpus.case import tensors_in
 

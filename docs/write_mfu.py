@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from lightning_flops import count_flops
-from lightning_flops.analysis.peaks import peak_for
+from lightning_flops.analysis.rates import peak_for
 
 PAGE = Path(__file__).parent / "mfu.md"
 FOUNDRY = "LLM Foundry"

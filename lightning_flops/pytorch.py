@@ -15,7 +15,7 @@ from torch import nn
 from lightning_flops.adapters.deepspeed import engine_in, engine_run
 from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import frame_of, loop_output, optimizers_in
-from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.analysis.formula import Counted, FlopsFormula
 from lightning_flops.analysis.memory import MemoryPrediction
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings

@@ -38,10 +38,10 @@ _TRACES = "analysis/test_trace_foreign.py analysis/test_trace_operators.py"
 
 MUTATIONS = (
     # analysis
-    Mutation("analysis/stragglers.py", "_STANDARD_ERRORS = 4.0", "_STANDARD_ERRORS = 2.0", "analysis/test_ranks.py"),
-    Mutation("analysis/stragglers.py", "np.argsort(-late_sec", "np.argsort(late_sec", "analysis/test_ranks.py"),
-    Mutation("analysis/stragglers.py", "_MAIN_SHARE = 0.5", "_MAIN_SHARE = 0.9", "analysis/test_ranks.py"),
-    Mutation("analysis/stragglers.py", "means.var(ddof=1)", "means.var(ddof=0)", "analysis/test_ranks.py"),
+    Mutation("analysis/ranks.py", "_STANDARD_ERRORS = 4.0", "_STANDARD_ERRORS = 2.0", "analysis/test_ranks.py"),
+    Mutation("analysis/ranks.py", "np.argsort(-late_sec", "np.argsort(late_sec", "analysis/test_ranks.py"),
+    Mutation("analysis/ranks.py", "_MAIN_SHARE = 0.5", "_MAIN_SHARE = 0.9", "analysis/test_ranks.py"),
+    Mutation("analysis/ranks.py", "means.var(ddof=1)", "means.var(ddof=0)", "analysis/test_ranks.py"),
     Mutation("analysis/compare_figures.py", "4.60, 4.03,", "4.60, 4.30,", "analysis/test_compare.py"),
     Mutation("analysis/compare_figures.py", "(1 / len(a) + 1 / len(b))", "(1 / len(a))", "analysis/test_compare.py"),
     Mutation("analysis/compare_figures.py", "one.var(ddof=1)", "one.var(ddof=0)", "analysis/test_compare.py"),
@@ -126,7 +126,7 @@ MUTATIONS = (
         "measure/test_predicted_memory.py test_memory_command.py",
     ),
     Mutation(
-        "analysis/peaks.py",
+        "analysis/rates.py",
         "given is not None:\n        return given",
         "given is None:\n        return given",
         "analysis/test_peak_flops.py",

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lightning_flops import Comparison, Profile, compare_profiles, render_text
-from lightning_flops.analysis.peaks import COPY, measured_file, measured_peaks
+from lightning_flops.analysis.rates import COPY, measured_file, measured_peaks
 from lightning_flops.cli import main
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.measure.timing.processor_wait import ProcessorWatch

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 
-from lightning_flops.analysis.peaks import peak_for
+from lightning_flops.analysis.rates import peak_for
 
 from ..machine import code_in_words, machine_in_words, versions
 from ..phase_times import Stopwatch

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from lightning_flops.analysis.devices import devices_called
-from lightning_flops.analysis.peaks import measured_peaks
 from lightning_flops.analysis.plan import build_plan, stages_with
+from lightning_flops.analysis.rates import measured_peaks
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.planned_rank import plan_rank
 from lightning_flops.schema.plan import Plan

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 
-from lightning_flops.analysis.devices import DeviceAbilities
-from lightning_flops.analysis.evidence import DATA_WAIT, Evidence, with_trace
-from lightning_flops.analysis.names import name_files
-from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.evidence import DATA_WAIT, Evidence
 from lightning_flops.analysis.rules import RULES, of_optimizer
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.step import Advice
-from lightning_flops.schema.trace import RankComparison, RankRow, Straggler, TraceReport
 from lightning_flops.units import percent
 
 ON_COMMUNICATION = ("exposed_communication", "waiting", "straggler")  # rules that the other ranks' answers change
 _WORTH = 0.05  # what changes the model's results is not first while anything else may save so much
-_US_PER_SEC = 1e6
 _NAMED = 3  # lines
 
 
@@ -57,41 +51,3 @@ def starved_words(evidence: Evidence, thresholds: AdviceThresholds) -> str:
         "times, rates and shares are those of a starved run. Give it cores of its own, or fewer threads and workers, "
         "and profile again."
     )
-
-
-def advise_on_traces(
-    traces: Sequence[TraceReport],
-    ranks: RankComparison | None,
-    *,
-    straggler: Straggler | None,
-    devices: Sequence[DeviceAbilities],
-    thresholds: AdviceThresholds | None = None,
-) -> tuple[Advice, ...]:
-    """Advice from traces alone, in whose order *ranks* and *devices* are; by each rule for the rank that saves most."""
-    limits = AdviceThresholds() if thresholds is None else thresholds
-    files = name_files([trace.source for trace in traces])
-    rows: Sequence[RankRow | None] = [None] * len(traces) if ranks is None else ranks.ranks
-    unmatched, every = ranks is not None and bool(ranks.notes), []
-    for trace, file, row, device in zip(traces, files, rows, devices, strict=True):
-        whose = "" if len(traces) == 1 else f"{file}: " if trace.rank is None else f"Rank {trace.rank}: "
-        whole = "step" if trace.step_times.marked else "trace"
-        for one in advise(_of_trace(trace, row, device, unmatched=unmatched), limits):
-            if straggler is None or one.rule != "waiting":  # the others wait for the straggler
-                every.append(replace(one, fact=f"{whose}{one.fact}".replace("he step", f"he {whole}")))
-    ordered = advise(Evidence(straggler=straggler), limits, known=every)
-    return tuple({one.rule: one for one in reversed(ordered)}.values())[::-1]
-
-
-def _of_trace(trace: TraceReport, row: RankRow | None, device: DeviceAbilities, *, unmatched: bool) -> Evidence:
-    mean, waiting = trace.step_times.mean, None
-    if row is not None and row.wait_us is not None:
-        waiting = ratio(part=min(row.overlap.exposed_us, row.wait_us), whole=row.overlap.wall_us)
-    calls = next((row.calls for row in trace.phases or () if row.name == "data loader"), 0)  # one a batch
-    evidence = Evidence(
-        step_sec=mean.wall_us / _US_PER_SEC,
-        batches=max(1.0, calls / len(trace.step_times.steps)),
-        data_wait_sec=None if mean.data_loader_us is None else mean.data_loader_us / _US_PER_SEC,
-        shares={"waiting": waiting, "unmatched": float(unmatched)},
-        device=device,
-    )
-    return with_trace(evidence, trace)

@@ -32,7 +32,8 @@ import numpy as np
 
 from lightning_flops.analysis import compare_figures as figures
 from lightning_flops.analysis.names import parent_name
-from lightning_flops.analysis.rates import apportioned, ratio
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.timing import apportioned
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, TimePhase
 from lightning_flops.schema.comparison import (

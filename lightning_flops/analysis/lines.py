@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from lightning_flops.analysis.flop_counts import grouped
+from lightning_flops.analysis.counts import grouped
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import LineRecord, LinesRecord
 from lightning_flops.schema.step import LineProfile, LinesProfile, TimingProfile

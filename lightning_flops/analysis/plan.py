@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_flops.analysis.counts import FlopCounts, flops_by_phase
 from lightning_flops.analysis.devices import devices_called
-from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_phase
 from lightning_flops.analysis.memory import build_memory_report
-from lightning_flops.analysis.peaks import COPY
+from lightning_flops.analysis.rates import COPY
 from lightning_flops.records import FlopRecord
 from lightning_flops.schema.plan import Plan, PlannedCollective, PlannedRank, PlannedRun
 

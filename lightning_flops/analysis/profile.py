@@ -8,16 +8,22 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from lightning_flops.analysis.advice import advise, starved_words, unexplained_words
+from lightning_flops.analysis.counts import FlopCounts, build_modules, bytes_by_phase, flops_by_phase, grouped
 from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.evidence import gather_evidence
-from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flops_by_phase, grouped
 from lightning_flops.analysis.lines import build_lines
 from lightning_flops.analysis.memory import build_memory_report
-from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.names import parent_name, with_those_above
-from lightning_flops.analysis.peaks import COPY, ModuleFlops, at_peaks, measured_peaks, peak_for
 from lightning_flops.analysis.phases import build_phases
-from lightning_flops.analysis.rates import build_rates, share_of_flops
+from lightning_flops.analysis.rates import (
+    COPY,
+    ModuleFlops,
+    at_peaks,
+    build_rates,
+    measured_peaks,
+    peak_for,
+    share_of_flops,
+)
 from lightning_flops.analysis.timing import build_timing, timed_steps
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig

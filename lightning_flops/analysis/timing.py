@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import get_args
 
-from lightning_flops.analysis.rates import apportioned
 from lightning_flops.records import PhaseSeconds, ProcessorLoss, StepRecord, TimePhase, WindowRecord
 from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, Stalls, TimingProfile
 from lightning_flops.schema.trace import PartFilling, TracedStep
@@ -219,3 +218,17 @@ def _spent_ns(
             weights["idle"] = max(0, typical_ns + weights["idle"] - sum(weights.values()))
         spent.update(dict(zip(weights, apportioned(typical_ns, list(weights.values())), strict=True)))
     return {name: spent[name] if name in spent and (sees_data or name != "data") else None for name in _ROWS}
+
+
+def apportioned(total_ns: int, weights: Sequence[int]) -> list[int]:
+    """*total_ns* in proportion to *weights*, as whole nanoseconds that add up to it; to the last if none is above 0."""
+    whole = sum(weights)
+    if whole <= 0:
+        return [0] * (len(weights) - 1) + [total_ns]
+    pieces, before, running = [], 0, 0
+    for weight in weights:
+        running += weight
+        until = (2 * total_ns * running + whole) // (2 * whole)
+        pieces.append(until - before)
+        before = until
+    return pieces

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_flops.analysis.advice import advise_on_traces
+from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
-from lightning_flops.analysis.peaks import NO_FLOPS
+from lightning_flops.analysis.evidence import Evidence, with_trace
+from lightning_flops.analysis.names import name_files
 from lightning_flops.analysis.rank_record import TracedRank
-from lightning_flops.analysis.ranks import compare, refuse_mixed_ranks
-from lightning_flops.analysis.stragglers import find_stragglers_in_traces
+from lightning_flops.analysis.ranks import compare, find_stragglers_in_traces, refuse_mixed_ranks
+from lightning_flops.analysis.rates import NO_FLOPS, ratio
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.schema.trace import TracedPart, TraceReport, TracesReport
+from lightning_flops.schema.step import Advice
+from lightning_flops.schema.trace import RankComparison, RankRow, Straggler, TracedPart, TraceReport, TracesReport
 from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.flops import Formulas, Peaks, find_work
@@ -21,6 +23,7 @@ from lightning_flops.trace.names import Kind
 from lightning_flops.trace.steps import kind_times, overlap, phase_table, step_parts, step_times, steps_of
 from lightning_flops.trace.structure import launch_ns_of, links_of
 
+_US_PER_SEC = 1e6
 _NO_KERNELS = "Calls of the runtime launched no kernel, copy or memset that was recorded: its work is in no table."
 _UNMARKED = "No rank is named a straggler: not every trace has marks of steps, so what a rank did in one is not known."
 _NO_TORCH = f"{NO_FLOPS}working them out from shapes needs torch, which is not installed."
@@ -137,3 +140,41 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     abilities = [one.abilities for one in ordered]
     advice = advise_on_traces(reports, comparison, straggler=straggler, devices=abilities, thresholds=thresholds)
     return TracesReport(traces=reports, ranks=comparison, advice=advice)
+
+
+def advise_on_traces(
+    traces: Sequence[TraceReport],
+    ranks: RankComparison | None,
+    *,
+    straggler: Straggler | None,
+    devices: Sequence[DeviceAbilities],
+    thresholds: AdviceThresholds | None = None,
+) -> tuple[Advice, ...]:
+    """Advice from traces alone, in whose order *ranks* and *devices* are; by each rule for the rank that saves most."""
+    limits = AdviceThresholds() if thresholds is None else thresholds
+    files = name_files([trace.source for trace in traces])
+    rows: Sequence[RankRow | None] = [None] * len(traces) if ranks is None else ranks.ranks
+    unmatched, every = ranks is not None and bool(ranks.notes), []
+    for trace, file, row, device in zip(traces, files, rows, devices, strict=True):
+        whose = "" if len(traces) == 1 else f"{file}: " if trace.rank is None else f"Rank {trace.rank}: "
+        whole = "step" if trace.step_times.marked else "trace"
+        for one in advise(_of_trace(trace, row, device, unmatched=unmatched), limits):
+            if straggler is None or one.rule != "waiting":  # the others wait for the straggler
+                every.append(replace(one, fact=f"{whose}{one.fact}".replace("he step", f"he {whole}")))
+    ordered = advise(Evidence(straggler=straggler), limits, known=every)
+    return tuple({one.rule: one for one in reversed(ordered)}.values())[::-1]
+
+
+def _of_trace(trace: TraceReport, row: RankRow | None, device: DeviceAbilities, *, unmatched: bool) -> Evidence:
+    mean, waiting = trace.step_times.mean, None
+    if row is not None and row.wait_us is not None:
+        waiting = ratio(part=min(row.overlap.exposed_us, row.wait_us), whole=row.overlap.wall_us)
+    calls = next((row.calls for row in trace.phases or () if row.name == "data loader"), 0)  # one a batch
+    evidence = Evidence(
+        step_sec=mean.wall_us / _US_PER_SEC,
+        batches=max(1.0, calls / len(trace.step_times.steps)),
+        data_wait_sec=None if mean.data_loader_us is None else mean.data_loader_us / _US_PER_SEC,
+        shares={"waiting": waiting, "unmatched": float(unmatched)},
+        device=device,
+    )
+    return with_trace(evidence, trace)

@@ -194,7 +194,7 @@ def peaks(options: argparse.Namespace) -> Peaks:
 
 def held_against(options: argparse.Namespace, report: Any) -> Any:
     """A profile with the figures that were given, or, if none were, with those that this machine has measured."""
-    from lightning_flops.analysis.peaks import with_given_peaks, with_measured_peaks
+    from lightning_flops.analysis.rates import with_given_peaks, with_measured_peaks
     from lightning_flops.schema.profile import Profile
 
     given = peaks(options)

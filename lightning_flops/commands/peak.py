@@ -25,7 +25,7 @@ def peak(options: argparse.Namespace) -> Status | None:
     import torch
 
     from lightning_flops.analysis.devices import name_of_chip
-    from lightning_flops.analysis.peaks import COPY, measured_file, read_measured
+    from lightning_flops.analysis.rates import COPY, measured_file, read_measured
     from lightning_flops.measure.peaks import measure
     from lightning_flops.measure.timing.processor_wait import ProcessorWatch
     from lightning_flops.sinks.file import write_text_file

@@ -8,8 +8,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_tree import ModuleNode, build_modules, module_tree
+from lightning_flops.analysis.counts import FlopCounts, ModuleNode, build_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 from lightning_flops.report.document import Column, Item, Section, Table, all_of, field, short, some_of
 from lightning_flops.report.module_text import names_of

@@ -12,7 +12,7 @@ from functools import partial
 from statistics import fmean, harmonic_mean
 from typing import Any
 
-from lightning_flops.analysis.module_tree import (
+from lightning_flops.analysis.counts import (
     ModuleNode,
     depth_shown,
     heaviest_types,

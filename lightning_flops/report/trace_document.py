@@ -11,8 +11,7 @@ from typing import Any
 
 from lightning_flops.analysis.devices import why_no_peak
 from lightning_flops.analysis.names import name_files
-from lightning_flops.analysis.peaks import why_no_mfu
-from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.rates import ratio, why_no_mfu
 from lightning_flops.report.document import (
     CALLS,
     Column,

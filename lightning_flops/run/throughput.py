@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from lightning_flops import host_clock
-from lightning_flops.analysis.peaks import measured_peaks, peak_for
-from lightning_flops.analysis.rates import build_throughput, padding_ratio, peak_seconds
+from lightning_flops.analysis.rates import build_throughput, measured_peaks, padding_ratio, peak_for, peak_seconds
 from lightning_flops.analysis.step_flops import StepFlops, seed_of_run
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import BatchMeter

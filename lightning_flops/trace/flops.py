@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_flops.analysis.devices import device_like, device_named
-from lightning_flops.analysis.peaks import NO_MFU, peak_for
-from lightning_flops.analysis.rates import MOST_OF_PEAK
+from lightning_flops.analysis.rates import MOST_OF_PEAK, NO_MFU, peak_for
 from lightning_flops.schema.tables import Flops, ModuleTable, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace import intervals
 from lightning_flops.trace.columns import RecordedInputs, RecordedWork, Trace

@@ -15,7 +15,7 @@ import pytest
 from lightning_flops import Comparison, compare_profiles
 from lightning_flops.analysis.compare import Work, match_modules, split
 from lightning_flops.analysis.compare_figures import flops_per_byte, judge, noise_factor, noise_ns
-from lightning_flops.analysis.peaks import with_given_peaks
+from lightning_flops.analysis.rates import with_given_peaks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops

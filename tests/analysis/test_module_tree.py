@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
-from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_tree import build_modules, heaviest_types, module_tree
+from lightning_flops.analysis.counts import FlopCounts, build_modules, heaviest_types, module_tree
 from lightning_flops.records import FlopRecord, ModuleRecord, OperatorCell, PhaseFlops
 from lightning_flops.schema.step import ModuleProfile
 from tests.analysis.in_memory import known

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_flops.analysis.devices import device_named, name_of_chip, why_no_peak
-from lightning_flops.analysis.peaks import COPY, measured_file, peak_for, with_given_peaks, with_measured_peaks
 from lightning_flops.analysis.ranks import with_ranks
+from lightning_flops.analysis.rates import COPY, measured_file, peak_for, with_given_peaks, with_measured_peaks
 from lightning_flops.cli import main
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseSeconds

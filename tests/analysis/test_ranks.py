@@ -17,13 +17,13 @@ from lightning_flops.analysis.rank_record import (
     pack,
     unpack,
 )
-from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.analysis.rules import straggler_action, straggler_evidence
-from lightning_flops.analysis.stragglers import (
+from lightning_flops.analysis.ranks import (
     chance_sec,
     find_stragglers,
     find_stragglers_in_traces,
+    with_ranks,
 )
+from lightning_flops.analysis.rules import straggler_action, straggler_evidence
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.pytorch import count_flops
 from lightning_flops.records import OUTSIDE, PhaseFlops
 

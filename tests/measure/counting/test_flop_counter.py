@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.formulas import registry
 from lightning_flops.measure.counting.formulas.registry import register_flop_formula

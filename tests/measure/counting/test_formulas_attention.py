@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lightning_flops import count_flops
-from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
 from lightning_flops.measure.counting.formulas.contract import Unreadable, Work
 from lightning_flops.measure.counting.formulas.registry import lookup

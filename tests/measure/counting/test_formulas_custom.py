@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from lightning_flops import count_flops
-from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.formulas import registry as formula_registry
 from lightning_flops.measure.counting.formulas.registry import register_flop_formula
