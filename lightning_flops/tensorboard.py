@@ -20,7 +20,7 @@ from tensorboard.data.provider import RunTagFilter
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
-from lightning_flops.config.values import BLOCK, OWN_FOLDER
+from lightning_flops.config import BLOCK, OWN_FOLDER
 from lightning_flops.errors import ProfileFormatError
 from lightning_flops.report.html_page import PageRun, WindowFigures, bundled, document, profile_view
 from lightning_flops.schema import codec

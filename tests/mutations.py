@@ -287,14 +287,14 @@ MUTATIONS = (
     Mutation("units.py", 'number < Decimal("0.005")', 'number < Decimal("0.05")', "test_units.py"),
     Mutation(
         "config/rules.py",
-        "_require(0 < len(value) <= _MOST_STEPS)",
-        "_require(len(value) <= _MOST_STEPS)",
+        "several and 0 < len(value) <= _MOST_STEPS",
+        "several and len(value) <= _MOST_STEPS",
         "test_config.py",
     ),
     Mutation(
         "config/rules.py",
-        "_require(schedule.active and schedule.repeat)",
-        "_require(schedule.active)",
+        "_if(schedule, schedule.active and schedule.repeat)",
+        "_if(schedule, schedule.active)",
         "test_config.py",
     ),
     # commands

@@ -3,7 +3,14 @@
 Each setting is written once, as a field of ``ProfilerConfig``: its default, what values it may have, what it does.
 """
 
-from lightning_flops.config.rules import refuse_unknown as refuse_unknown
+from lightning_flops.config.rules import (
+    BLOCK as BLOCK,
+    DTYPE_NAMES as DTYPE_NAMES,
+    OWN_FOLDER as OWN_FOLDER,
+    AdviceThresholds as AdviceThresholds,
+    TraceSchedule as TraceSchedule,
+    refuse_unknown as refuse_unknown,
+)
 from lightning_flops.config.settings import (
     ARGUMENTS as ARGUMENTS,
     OF_DEEPSPEED as OF_DEEPSPEED,
@@ -15,11 +22,4 @@ from lightning_flops.config.settings import (
     given_settings as given_settings,
     takes_settings as takes_settings,
     with_settings_described as with_settings_described,
-)
-from lightning_flops.config.values import (
-    BLOCK as BLOCK,
-    DTYPE_NAMES as DTYPE_NAMES,
-    OWN_FOLDER as OWN_FOLDER,
-    AdviceThresholds as AdviceThresholds,
-    TraceSchedule as TraceSchedule,
 )

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from lightning_flops.config import rules
-from lightning_flops.config.rules import refuse_unknown, unknown_setting
-from lightning_flops.config.values import BLOCK, AdviceThresholds, TraceSchedule
+from lightning_flops.config.rules import BLOCK, AdviceThresholds, TraceSchedule, refuse_unknown, unknown_setting
 from lightning_flops.errors import ConfigError
 from lightning_flops.units import shown
 
@@ -40,10 +39,6 @@ class Setting(NamedTuple):
 def _setting(default: _T, help: str, rule: rules.Rule = rules.BOOLEAN) -> _T:
     """The field of a setting. For type checkers it is its default, as with ``dataclasses.field``."""
     return field(default=default, metadata={"setting": Setting(rule, help)})
-
-
-def _path(help: str) -> str | None:
-    return _setting(None, help, rules.PATH_OR_NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +69,10 @@ class ProfilerConfig:
         "Append DeepSpeed's summary, every other table and the tree of modules to the report. In a DeepSpeed config it "
         "is true unless the block says otherwise, as there.",
     )
-    output_file: str | None = _path(
-        "A file for the text report, as a path or a URL that fsspec opens. None shows it on the console."
+    output_file: str | None = _setting(
+        None,
+        "A file for the text report, as a path or a URL that fsspec opens. None shows it on the console.",
+        rules.PATH_OR_NONE,
     )
     recompute_fwd_factor: float = _setting(
         0.0,
@@ -91,9 +88,11 @@ class ProfilerConfig:
     trace: bool = _setting(
         True, "Run some more steps under torch.profiler, for the time of each module, operator and kernel."
     )
-    trace_dir: str | None = _path(
+    trace_dir: str | None = _setting(
+        None,
         "A folder, as a path or URL, for the trace file of those steps; with ``all_ranks``, for the files of all "
-        "ranks. None keeps no file."
+        "ranks. None keeps no file.",
+        rules.PATH_OR_NONE,
     )
     record_shapes: bool = _setting(False, "Record the shapes of operators' inputs in the traced steps.")
     profile_memory: bool = _setting(False, "Record what is allocated and freed in the traced steps.")
@@ -162,9 +161,11 @@ class ProfilerConfig:
         "Write the report also as a page to look at, profile.html, beside the profile.json of rank 0, and "
         "for TensorBoard's tab FLOPs.",
     )
-    tensorboard_dir: str | None = _path(
+    tensorboard_dir: str | None = _setting(
+        None,
         "A folder for the TensorBoard files of a DeepSpeed engine whose own monitors are off. Lightning's loggers have "
-        "folders of their own."
+        "folders of their own.",
+        rules.PATH_OR_NONE,
     )
     tag_prefix: str = _setting(BLOCK, "The prefix of the tags of scalars and texts.", rules.TAG_PREFIX)
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from lightning_flops.config.values import OWN_FOLDER
+from lightning_flops.config import OWN_FOLDER
 from lightning_flops.errors import ComparisonError, LightningFlopsError, ProfileFormatError
 from lightning_flops.schema.codec import LONGEST_PROFILE
 from lightning_flops.schema.profile import Profile, ProfiledRun
