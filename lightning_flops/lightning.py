@@ -177,8 +177,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         asked_for = not self._for_any_trainer or block_of(trainer) is not None
         folder = f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}" if asked_for else self._folder
         to: dict[str, Any] = {"config": self._config, "publish": self._profiles.append, "own_folder": folder}
-        to["callback"] = self
-        self._begin_run(LightningAdapter(trainer, pl_module, _LOOPS[trainer.state.fn], **to))
+        self._begin_run(LightningAdapter(trainer, pl_module, _LOOPS[trainer.state.fn], callback=self, **to))
 
     on_predict_start = on_test_start = on_train_start
 

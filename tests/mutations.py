@@ -233,6 +233,7 @@ MUTATIONS = (
     Mutation("run/throughput.py", "if self._fetches > 1 or not inside", "if not inside", "run/test_monitor.py"),
     Mutation("run/throughput.py", "2 * self.length", "self.length", "run/test_monitor.py"),
     Mutation("run/ranks.py", "min(window.deadline, ends)", "ends", "ranks/test_ranks.py"),
+    Mutation("run/ranks.py", "elif not late:", "else:", "ranks/test_ranks.py"),
     Mutation("run/ranks.py", "sent >= self._world_size - 1", "sent >= self._world_size", "ranks/test_ranks.py"),
     Mutation(
         "run/ranks.py", "return answer if answer.rank == rank else", "return answer if True else", "ranks/test_ranks.py"

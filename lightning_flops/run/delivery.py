@@ -29,8 +29,8 @@ from lightning_flops.run.ranks import PAUSE_SEC, NoStoreError, Ranks
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.schema.trace import TracedStep
+from lightning_flops.sinks.file import keep_trace
 from lightning_flops.sinks.services import Services
-from lightning_flops.sinks.trace_file import keep_trace
 from lightning_flops.units import duration, package_logger
 
 logger = package_logger(__name__)
@@ -141,7 +141,6 @@ class Delivery:
         self.worker = Worker()
         self._ready: deque[Callable[[], object]] = deque()  # what the training thread has to give to the loggers
         self._latest: threading.Event | None = None  # the profile of the window that closed last is there, or lost
-        self._loggers = facts.output.loggers
         self._is_first = facts.rank == 0
         self._output = facts.output
         if not self._is_first:
@@ -247,7 +246,7 @@ class Delivery:
         return True
 
     def _give(self, now: int) -> None:
-        self._loggers.now = now
+        self._output.loggers.now = now
         while self._ready:
             with random_state_kept():
                 self._ready.popleft()()
@@ -316,7 +315,7 @@ def finish_dropped() -> None:
     while _dropped:
         one = _dropped.popleft()
         one.worker.finish(SEC_TO_FINISH)
-        one._give(one._loggers.now)
+        one._give(one._output.loggers.now)
 
 
 class ProfiledRun:

@@ -110,6 +110,32 @@ def test_a_rank_that_never_answers_is_waited_for_and_named(store: Careful, caplo
     assert (store.keys(), store.store.get("training's")) == (set(), b"1")
 
 
+def test_several_late_ranks_are_named_together_and_who_came_before_the_deadline_counts(
+    store: Careful, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeNow()
+    zero, one, two, three = all_ranks = job(store, clock=clock)
+    zero.await_reports(of_step(PROFILES[0], STEP))
+    clock.sleep(10.0)
+    zero.await_reports(of_step(PROFILES[0], STEP + 4))  # its ranks have until 40 s
+    clock.sleep(19.0)
+    three.send(of_step(PROFILES[3], STEP))
+    clock.sleep(1.0)
+    with caplog.at_level(logging.WARNING):
+        (merged,) = ready(zero)
+    assert absences(merged) == dict.fromkeys((1, 2), "no answer within 30 s")
+    assert caplog.messages == [
+        f"the report of step {STEP} is of 2 of 4 ranks; rank 1: no answer within 30 s; rank 2: no answer within 30 s"
+    ]
+    one.send(of_step(PROFILES[1], STEP))  # too late for that window
+    for rank, late in enumerate((one, two, three), 1):
+        late.send(of_step(PROFILES[rank], STEP + 4))
+    (second,) = ready(zero)
+    assert (second.profile_step, absences(second)) == (STEP + 4, {})
+    closed(all_ranks)
+    assert store.keys() == set()
+
+
 def test_a_rank_that_is_out_is_waited_for_in_no_window_but_what_it_sent_before_counts(store: Careful) -> None:
     zero, *others = job(store)
     send(others, step=7)

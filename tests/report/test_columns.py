@@ -28,8 +28,8 @@ ROWS: set[type] = {
     for kind in vars(module).values()
     if isinstance(kind, type) and dataclasses.is_dataclass(kind)
 }
-FINDERS = {document.at.__name__: 0, document.field.__name__: 1}
-"""Functions that take a path, and as which argument."""
+FINDERS = {document.at.__name__: 0, document.field.__name__: 1, document.all_of.__name__: 0}
+"""Functions that take a path, or paths by their labels, and as which argument."""
 
 
 def written() -> Iterator[tuple[str, str]]:
@@ -42,8 +42,9 @@ def written() -> Iterator[tuple[str, str]]:
             if place is None or not isinstance(node, ast.Call) or len(node.args) <= place:
                 continue
             path = node.args[place]
-            if isinstance(path, ast.Constant) and isinstance(path.value, str):
-                yield path.value, f"{file.name}:{node.lineno}"
+            for one in path.values if isinstance(path, ast.Dict) else [path]:
+                if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                    yield one.value, f"{file.name}:{node.lineno}"
 
 
 def kinds_at(kind: type, name: str) -> set[type] | None:

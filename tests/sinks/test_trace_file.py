@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lightning_flops import profile_training
-from lightning_flops.sinks.trace_file import COUNTER, keep_trace
+from lightning_flops.sinks.file import COUNTER, keep_trace
 from lightning_flops.trace.tables import CounterTrack
 
 
