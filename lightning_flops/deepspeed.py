@@ -21,7 +21,7 @@ try:
 except ModuleNotFoundError as missing:
     if str(missing.name).partition(".")[0] != "deepspeed":
         raise
-    raise ImportError("lightning_flops.deepspeed needs DeepSpeed: install lightning-flops[deepspeed]") from missing
+    raise ImportError("lightning_flops.deepspeed needs DeepSpeed: pip install '.[deepspeed]' in a clone") from missing
 
 from torch.utils.weak import WeakIdKeyDictionary
 

@@ -302,8 +302,7 @@ def _be_a_callback_of(root: ModuleType) -> None:
 
 if not any(importlib.util.find_spec(root.partition(".")[0]) for root in IMPORT_ROOTS):
     raise ImportError(
-        "FlopsProfilerCallback needs Lightning: install lightning-flops[lightning] or "
-        "lightning-flops[pytorch-lightning]"
+        "FlopsProfilerCallback needs Lightning: pip install '.[lightning]' or '.[pytorch-lightning]' in a clone"
     )
 for _root in IMPORT_ROOTS:
     when_imported(_root, _be_a_callback_of)

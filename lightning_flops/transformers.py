@@ -12,7 +12,7 @@ except ModuleNotFoundError as missing:
     if str(missing.name).partition(".")[0] not in ("transformers", "accelerate"):
         raise
     raise ImportError(
-        f"FlopsProfilerTrainerCallback needs {missing.name}: install lightning-flops[transformers]"
+        f"FlopsProfilerTrainerCallback needs {missing.name}: pip install '.[transformers]' in a clone"
     ) from missing
 
 from lightning_flops.adapters.deepspeed import settings_of
