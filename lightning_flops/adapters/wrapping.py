@@ -135,18 +135,12 @@ class _Actions(dict[str, Callable[[], object] | None]):
     """What a listener does where an action of a profiler begins, or ends: by its name, asked once."""
 
     def __init__(self, listener: Any, *, begins: bool) -> None:
-        self._listener, self._begins = weakref.ref(listener), begins
+        self.listener, self._begins = weakref.ref(listener), begins
 
     def __missing__(self, action_name: str) -> Callable[[], object] | None:
-        one = self._listener()
+        one = self.listener()
         self[action_name] = found = None if one is None else one.heard_as(action_name, begins=self._begins)
         return found
-
-    def hear(self, profiler: Any, heard: Callable[[], object]) -> None:
-        """Have the listener hear of it."""
-        one = self._listener()
-        if one is not None and one.run.thread == threading.get_ident():
-            one.hear_action(profiler, heard)
 
 
 def hear_actions(listener: Any, kind: type, undo: Undo) -> None:
@@ -166,7 +160,9 @@ def _looked_up(listeners: list[_Actions], original: Callable[..., Any]) -> Calla
     def call(self: Any, action_name: str, *args: Any, **kwargs: Any) -> Any:
         for each in listeners:
             if (heard := each[action_name]) is not None:
-                each.hear(self, heard)
+                one = each.listener()
+                if one is not None and one.run.thread == threading.get_ident():
+                    one.hear_action(self, heard)
         return original(self, action_name, *args, **kwargs)
 
     return call
