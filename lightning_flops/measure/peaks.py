@@ -46,18 +46,13 @@ def _products(dtype: torch.dtype, device: torch.device) -> Iterator[float]:
 
 def _fastest(run: Callable[[], object], device: torch.device) -> float:
     """Seconds of the fastest of at least two runs, after one to warm up."""
-
-    def timed() -> float:
-        began = host_clock.now()
-        run()
-        wait()
-        return host_clock.now() - began
-
     wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     run()
     wait()
-    until = host_clock.now() + _SEC_EACH
-    best = min(timed(), timed())
-    while host_clock.now() < until:
-        best = min(best, timed())
-    return best
+    seconds, until = list[float](), host_clock.now() + _SEC_EACH
+    while len(seconds) < 2 or host_clock.now() < until:
+        began = host_clock.now()
+        run()
+        wait()
+        seconds.append(host_clock.now() - began)
+    return min(seconds)

@@ -111,7 +111,8 @@ class CompiledCode:
     def list_unseen(self, name: str, may_have_flops: bool = True) -> None:
         """Work of which the dispatcher sees nothing runs: it is listed under the module that is running."""
         state = self._threads.state
-        if state.paused or state.by_graph or self._is_counted_here is None or not self._is_counted_here():
+        counts = self._is_counted_here is not None and self._is_counted_here()
+        if not counts or state.paused or state.known or state.by_graph:
             return
         module, phase = state.place(True)
         if not state.stands_for(module, phase):

@@ -118,15 +118,12 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def _runs(self, operator: Operator, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What *function* returns, which runs an operator; kernels that a known one launches need not be listed."""
-        state = self._threads.state
-        where = None if operator.entry.kind == "unknown" else guarded(self._operator_failed, state.place, True)
-        if where is None:
-            return function(*args, **kwargs)
-        state.functions.append(where[1])
+        state, known = self._threads.state, operator.entry.kind != "unknown"
+        state.known += known
         try:
             return function(*args, **kwargs)
         finally:
-            del state.functions[-1:]
+            state.known = max(0, state.known - known)
 
     def _operator(self, function: Any) -> Operator:
         return self._operators.get(id(function)) or self._operators.setdefault(id(function), Operator(function))

@@ -110,3 +110,18 @@ def test_a_kernel_with_a_formula_and_one_that_an_operator_with_a_formula_launche
         registry.user_formulas.pop("launchtest::product")
         registry.entries.clear()
     assert (counts.forward, dict(counts.uncounted)) == (18, {})
+
+
+def test_what_operators_run_counts_as_it_does_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), torch.ones(3, 4, requires_grad=True)
+
+    def by_module() -> dict[str, Any]:
+        with count_flops(model) as counts:
+            (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+            gradient.square().sum().backward()
+        return {name: (one.forward, one.backward, one.recompute) for name, one in counts.by_module().items()}
+
+    heard = by_module()
+    monkeypatch.delitem(sys.modules, "triton.runtime.jit")
+    assert heard == by_module()
+    assert heard["0"][1] > heard["0"][0] == 2 * 3 * 4 * 4
