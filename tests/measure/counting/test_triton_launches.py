@@ -117,8 +117,8 @@ def test_what_operators_run_counts_as_it_does_without_triton(monkeypatch: pytest
 
     def by_module() -> dict[str, Any]:
         with count_flops(model) as counts:
-            (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
-            gradient.square().sum().backward()
+            gradients: Any = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+            gradients[0].square().sum().backward()
         return {name: (one.forward, one.backward, one.recompute) for name, one in counts.by_module().items()}
 
     heard = by_module()
