@@ -158,7 +158,8 @@ DispatchMode: TypeAlias = TorchDispatchMode
 
 _push: Any = take("torch._C:_push_on_torch_dispatch_stack")
 _pop: Any = take("torch._C:_pop_torch_dispatch_stack")
-_length: Any = take("torch._C:_len_torch_dispatch_stack")
+#: How many modes are on this thread's stack, without those whose handlers run now.
+depth: Callable[[], int] = take("torch._C:_len_torch_dispatch_stack")
 _mode_at: Any = take("torch._C:_get_dispatch_stack_at")
 _set_excluded: Any = take("torch._C:_dispatch_tls_set_dispatch_key_excluded")
 _InferenceMode: Any = take("torch._C:_InferenceMode")
@@ -241,7 +242,7 @@ class _After:
         thread = threading.get_ident()
         if thread not in self._threads:
             return
-        if _length():
+        if depth():
             _push(_pop(None))
         else:
             _push(_NOOP_MODE)
@@ -267,7 +268,7 @@ _inside_which_torch_restores_its_flag = (
 
 def _stack_changes() -> None:
     frame = sys._getframe(1)
-    has_ours = any(map(_is_ours, map(_mode_at, range(_length()))))
+    has_ours = any(map(_is_ours, map(_mode_at, range(depth()))))
     (_threads_with_ours.add if has_ours else _threads_with_ours.discard)(threading.get_ident())
     for each in _inside_which_torch_restores_its_flag:
         each.stack_changes(frame)
@@ -284,21 +285,16 @@ def push(mode: DispatchMode, *, under_others: bool = False) -> None:
     topmost one off, which may be another one if that was pushed meanwhile.
     """
     above = []
-    while under_others and _length() and not _is_ours(_mode_at(_length() - 1)):
+    while under_others and depth() and not _is_ours(_mode_at(depth() - 1)):
         above.append(_pop(None))
     for each in (mode, *reversed(above)):
         _push(each)
     _stack_changes()
 
 
-def depth() -> int:
-    """How many modes are on this thread's stack, without those whose handlers run now."""
-    return int(_length())
-
-
 def is_pushed(mode: DispatchMode) -> bool:
     """Whether *mode* is on this thread's stack, under whatever other modes."""
-    return any(_mode_at(place) is mode for place in range(_length()))
+    return any(_mode_at(place) is mode for place in range(depth()))
 
 
 def remove(mode: DispatchMode) -> None:
@@ -357,9 +353,7 @@ _below_autograd: Any = take("torch._C:_AutoDispatchBelowAutograd")
 _include_key: Any = take("torch._C:_dispatch_tls_set_dispatch_key_included")
 
 
-def schema_of(function: Any) -> Any:
-    """The schema of an operator that has one."""
-    return function._schema
+schema_of: Callable[[Any], Any] = operator.attrgetter("_schema")  #: The schema of an operator that has one.
 
 
 def overloads_named(qualified_name: str) -> list[Any]:
@@ -468,6 +462,5 @@ tree_leaves: Any = take("torch.utils._pytree:tree_leaves")
 tree_map_only: Any = take("torch.utils._pytree:tree_map_only")  #: Maps a function over what containers hold of a type.
 
 
-def stored(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements that a COO tensor stores."""
-    return tensor._values()
+#: The elements that a COO tensor stores.
+stored: Callable[[torch.Tensor], torch.Tensor] = operator.methodcaller("_values")

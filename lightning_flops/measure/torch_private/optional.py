@@ -128,20 +128,12 @@ profiler_is_recording: Callable[[], bool] = take("torch._C:_autograd._profiler_e
 #: Called to have the parts of torch that are written in Python know that no profiler records.
 profiler_has_stopped: Callable[[], None] = take("torch.autograd.profiler:_run_on_profiler_stop", lambda: None)
 
-_step_dict: Mapping[str, int] = take("torch.autograd.profiler:KinetoStepTracker._step_dict", {})
+#: Functions in ``torch.autograd.profiler`` that torch calls to prepare and to start a profiler, by name.
+SET_UP = [name for name in ("_prepare_profiler", "_enable_profiler") if hasattr(torch.autograd.profiler, name)]
 
-
-def functions_that_set_up() -> list[str]:
-    """Functions in ``torch.autograd.profiler`` that torch calls to prepare and to start a profiler, by name."""
-    return [name for name in ("_prepare_profiler", "_enable_profiler") if hasattr(torch.autograd.profiler, name)]
-
-
-def profiler_is_set_up() -> bool:
-    """Whether a torch.profiler.profile has been made and its block has not ended; False if that cannot be known.
-
-    Between its warm-up and its first step nothing else shows that it exists.
-    """
-    return "ProfilerStep" in _step_dict
+#: Steps by who counts them: a torch.profiler.profile has ``ProfilerStep`` in it from when it is made to the end of its
+#: block. Between its warm-up and its first step nothing else shows that it exists. Empty where that cannot be known.
+counted_steps: Mapping[str, int] = take("torch.autograd.profiler:KinetoStepTracker._step_dict", {})
 
 
 # ---- a run's DataLoaders, and the key-value store of its ranks

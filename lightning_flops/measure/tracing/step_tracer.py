@@ -166,7 +166,7 @@ class StepTracer:
 
     def _put_up(self) -> None:
         marks = _ModuleMarks(self._root)
-        for name in optional.functions_that_set_up():
+        for name in optional.SET_UP:
             listen(self._undo, autograd_profiler, name, self._stand_aside, failed=self._cannot_trace)
         put_up_hooks(self._undo, marks.enter, marks.leave, failed=self._cannot_trace)
         self._is_up = True
@@ -198,7 +198,7 @@ class StepTracer:
         """Whether the user's profiler is on, or may be switched on at any moment; then this one is lost."""
         if optional.profiler_is_recording():
             self._lose("another profiler is running, and torch runs one profiler at a time.")
-        elif optional.profiler_is_set_up():
+        elif "ProfilerStep" in optional.counted_steps:
             self._lose("a torch.profiler.profile is set up in this run, and torch runs one profiler at a time.")
         return self.lost is not None
 
