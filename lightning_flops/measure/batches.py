@@ -117,8 +117,6 @@ class BatchMeter:
         """Samples in *batch* as the setting says them, or else *otherwise*; 0: there is nothing in it that was used."""
         if otherwise == 0:
             return 0
-        if isinstance(self._batch_size, int):
-            return self._batch_size
         return otherwise if self._batch_size is None else self._ask("batch_size", self._batch_size, batch)
 
     def samples(self, batch: Any, shapes: Shapes) -> int | None:
@@ -138,24 +136,25 @@ class BatchMeter:
     def tokens(self, batch: Any, samples: int | None) -> int | None:
         """Tokens in *batch* of so many *samples*; None if that is not known or was not asked for."""
         per_sample = self._tokens_per_sample
-        if per_sample is None:
-            return None
-        if isinstance(per_sample, int):
-            return None if samples is None else samples * per_sample
-        return self._ask("tokens_per_sample", per_sample, batch)
+        if callable(per_sample):
+            return self._ask("tokens_per_sample", per_sample, batch)
+        return None if per_sample is None or samples is None else samples * per_sample
 
-    def _ask(self, setting: str, function: Callable[[Any], int], batch: Any) -> int | None:
-        """What the user's *function* says of *batch*; if it fails, its figure is gone, not the run."""
+    def _ask(self, setting: str, given: int | Callable[[Any], int], batch: Any) -> int | None:
+        """The number *given*, or what the user's function says of *batch*; if it fails, its figure is gone."""
+        if not callable(given):
+            return given
         try:
             with random_state_kept():
-                answer = int(function(batch))
+                answer = int(given(batch))
         except Exception as error:  # a user's function in the middle of training: whatever it raises stays here
-            self._note(f"{setting} raised {type(error).__name__}: {error}; what needs it is n/a.")
-            return None
-        if not 0 < answer < 2**63:
-            self._note(f"{setting} must return a number > 0, got {shown(answer)}; what needs it is n/a.")
-            return None
-        return answer
+            failure = f"raised {type(error).__name__}: {error}"
+        else:
+            if 0 < answer < 2**63:
+                return answer
+            failure = f"must return a number > 0, got {shown(answer)}"
+        self._note(f"{setting} {failure}; what needs it is n/a.")
+        return None
 
 
 _IGNORED = -100  #: A label that losses leave out.

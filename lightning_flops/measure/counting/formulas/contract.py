@@ -135,10 +135,9 @@ def _reader(schema: Any, names: str) -> Callable[[Arguments, Keywords, Any], Any
         return lambda args, kwargs, out: out
     positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
-    name = next((name for name in names.removesuffix("?").split("|") if name in defaults), None)
-    if name is None and not names.endswith("?"):
+    name = next((name for name in names.removesuffix("?").split("|") if name in defaults), "")
+    if not name and not names.endswith("?"):
         raise LookupError(f"{schema.name} has no argument {names!r}")
-    name = name or ""
     default = defaults.get(name)
     # The dispatcher hands positional arguments over by position, a caller of our own formula may not.
     place = positional.index(name) if name in positional else sys.maxsize
