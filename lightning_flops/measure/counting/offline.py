@@ -182,6 +182,12 @@ Key = str | int  #: Of a tensor in the batch: the name of an argument, or its po
 Vary = Mapping[Key, "Sequence[int] | Mapping[int, str]"]
 
 
+def _arguments_of(batch: Any) -> dict[Key, Any]:
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    return dict(enumerate(batch if type(batch) is tuple else (batch,)))
+
+
 class VariedBatch:
     """A batch whose sizes can be changed.
 
@@ -195,10 +201,7 @@ class VariedBatch:
 
     def __init__(self, batch: Any, vary: Vary) -> None:
         self._batch = batch
-        self._one = not isinstance(batch, Mapping) and type(batch) is not tuple
-        self._arguments: dict[Key, Any] = dict(
-            batch if isinstance(batch, Mapping) else enumerate((batch,) if self._one else batch)
-        )
+        self._arguments = _arguments_of(batch)
         tensors = {key: one for key, one in self._arguments.items() if isinstance(one, torch.Tensor)}
         self.sizes: dict[str, int] = {}  # each variable's size in the batch
         self.batch_names: set[str] = set()  # variables that are the first axis of a tensor: samples
@@ -224,8 +227,7 @@ class VariedBatch:
         Raises:
             ConfigError: no axis has such a name.
         """
-        given = batch.items() if isinstance(batch, Mapping) else enumerate(batch if type(batch) is tuple else (batch,))
-        axes = [(key, range(one.ndim)) for key, one in given if isinstance(one, torch.Tensor)]
+        axes = [(key, range(one.ndim)) for key, one in _arguments_of(batch).items() if isinstance(one, torch.Tensor)]
         varied = cls(batch, dict(axes[:1]))
         if unknown := sorted({*at} - {*varied.sizes}):
             raise ConfigError(f"at must be by size of the batch, {', '.join(varied.sizes)}, got {', '.join(unknown)}")
@@ -266,4 +268,4 @@ class VariedBatch:
         if isinstance(self._batch, Mapping):
             return arguments
         values = tuple(arguments.values())
-        return values[0] if self._one else values
+        return values if type(self._batch) is tuple else values[0]
