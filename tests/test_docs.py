@@ -177,6 +177,13 @@ def test_a_command_is_one_that_would_run(block: Block, command: str) -> None:
     assert problem_of(command) is None
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_the_first_command_of_a_page_runs_on_files_of_the_clone(page: Path) -> None:
+    first = blocks(page)[0]
+    words = shlex.split(first.text.splitlines()[0]) if first.language == "bash" else []
+    assert [word for word in words if Path(word).suffix and not (REPOSITORY / word).is_file()] == []
+
+
 def problem_of(command: str) -> str | None:
     """Why *command* would not run, or None."""
     words = shlex.split(command, comments=True)
