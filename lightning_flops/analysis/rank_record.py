@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from array import array
 from dataclasses import dataclass, replace
@@ -37,6 +38,8 @@ class RankRecord:
     module_names: tuple[str, ...] = ()  #: Modules with times, in tree order.
     own_forward_ns: Integers  #: Of each of them in the traced step, without the modules below it.
     own_backward_ns: Integers  #: Of their backwards.
+    #: Standard error of all modules' times in the traced steps together, where the host's clock tells them. None: not.
+    modules_error_sec: float | None = None
     left_out: str = ""  #: What did not fit, in words.
 
     @property
@@ -64,8 +67,11 @@ _shared = lru_cache(maxsize=8)(tuple[str, ...])  # of thousands of ranks, one co
 def make_rank_record(profile: Profile) -> RankRecord:
     """The record of the rank that *profile* is of."""
     timed = {module.name: module.times for module in profile.modules if module.times is not None}
-    traced, rank, of_trace = profile.traced, profile.context.rank, None
+    traced, rank, of_trace, error_sec = profile.traced, profile.context.rank, None, None
     if traced is not None:
+        table = traced.tables and traced.tables.modules
+        errors_us = [row.own_error_us for row in table.rows] if table and table.clock == "host" else [None]
+        error_sec = None if None in errors_us else 1e-6 * math.hypot(*(one or 0.0 for one in errors_us))
         if traced.tables is not None and (overlap := traced.tables.overlap) is not None:
             of_trace = TracedRank(rank=rank, steps=traced.steps, overlap=overlap, collectives=traced.collectives)
         traced = replace(traced, tables=None, own_forward_sec=None, filling=None, collectives=())
@@ -75,6 +81,7 @@ def make_rank_record(profile: Profile) -> RankRecord:
         traced=of_trace,
         module_names=tuple(timed),
         own_forward_ns=array("q", [round(1e9 * times.own_forward_sec) for times in timed.values()]),
+        modules_error_sec=error_sec,
         own_backward_ns=array("q", [round(1e9 * (times.own_backward_sec or 0)) for times in timed.values()]),
     )
 

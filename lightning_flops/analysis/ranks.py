@@ -11,8 +11,10 @@ What separates the ranks is their *own* time: a part of a step without the commu
 computation hides, in which a rank may be waiting for others. Each part is tested by itself, as a part that never waits
 is far steadier than one that does: a rank is late in it if its own time there differs from the median of the others' by
 more than four standard errors, six where they are of few means. It is a straggler if the parts in which it is late, or
-else all parts together, take longer by more than the thresholds. Unless all ranks were traced, waits for data and
-transfers alone are compared: elsewhere work cannot be separated from waiting.
+else all parts together, take longer by more than the thresholds. On a host, what a rank does in its modules is no
+wait, whatever communication is under way meanwhile: where their times are known, a part is tested by these as well.
+What a rank waited for processors, as far as the others waited for them too, is chance. Unless all ranks were traced,
+waits for data and transfers alone are compared: elsewhere work cannot be separated from waiting.
 """
 
 from __future__ import annotations
@@ -309,14 +311,16 @@ class _Rank(NamedTuple):
     own_sec: Mapping[str, float]
     variances: Mapping[str, float] = MappingProxyType({})  #: Of the means of these parts; 0 where a trace is all.
     record: RankRecord | None = None
+    starved_share: float = 0.0
 
 
 def find_stragglers(
     records: Sequence[RankRecord], *, thresholds: AdviceThresholds | None = None
 ) -> tuple[Straggler, ...]:
     """The ranks of one job that the others wait for, longest first; each is held against its own pipeline stage."""
-    found = [one for peers in _peers(records) for one in _of_peers(peers, thresholds)]
-    return tuple(sorted(found, key=lambda one: -one.late_sec))
+    groups = zip(_peers(records, by_modules=True), _peers(records), strict=True)
+    found = [_of_peers(by_modules, thresholds) or _of_peers(peers, thresholds) for by_modules, peers in groups]
+    return tuple(sorted((one for of_peers in found for one in of_peers), key=lambda one: -one.late_sec))
 
 
 def chance_sec(records: Sequence[RankRecord]) -> dict[str, float]:
@@ -330,12 +334,13 @@ def chance_sec(records: Sequence[RankRecord]) -> dict[str, float]:
     return most
 
 
-def _peers(records: Sequence[RankRecord]) -> Iterator[list[_Rank]]:
-    """The ranks that do the same work."""
+def _peers(records: Sequence[RankRecord], *, by_modules: bool = False) -> Iterator[list[_Rank]]:
+    """The ranks that do the same work; the own time of a part that waits *by_modules*, where all know theirs."""
     timed = [record for record in records if record.profile.timing is not None]
     for peers in grouped(timed, lambda one: one.profile.context.pp_rank).values():
         traced = all(one.profile.traced is not None and one.profile.traced.parts for one in peers)
-        yield [_of_record(one, traced=traced) for one in peers]
+        by_modules = by_modules and all(one.modules_error_sec is not None for one in peers)
+        yield [_of_record(one, traced=traced, by_modules=by_modules) for one in peers]
 
 
 def find_stragglers_in_traces(
@@ -351,7 +356,7 @@ def _own(parts: Sequence[TracedPart]) -> dict[str, float]:
     return {part.name.replace("_", " "): part.wall_sec - part.exposed_sec for part in parts}
 
 
-def _of_record(record: RankRecord, *, traced: bool) -> _Rank:
+def _of_record(record: RankRecord, *, traced: bool, by_modules: bool) -> _Rank:
     profile, own_sec, variances = record.profile, dict[str, float](), dict[str, float]()
     assert profile.timing is not None
     trace = {part.name: part for part in profile.traced.parts} if traced and profile.traced is not None else {}
@@ -365,9 +370,23 @@ def _of_record(record: RankRecord, *, traced: bool) -> _Rank:
             own_sec[part.name] = min(part.mean_sec, sum(_own(inside).values()))
             of_steps = np.array([one.own_steps_sec for one in inside]).sum(axis=0)
             means = of_steps if len(of_steps) else means
+            if by_modules and (own := _own_ns(part.name, record)) is not None:
+                own_sec[part.name] = 1e-9 * float(own.sum())
+                variances[part.name] = (_FEW * (record.modules_error_sec or 0.0)) ** 2
+                continue
         errors = _FEW if len(means) < _MANY else 1.0
         variances[part.name] = errors**2 * float(means.var(ddof=1)) / len(means) if len(means) > 1 else 0.0
-    return _Rank(record.rank, profile.timing.global_step_sec, own_sec, variances, record)
+    starved = profile.timing.starved_share or 0.0
+    return _Rank(record.rank, profile.timing.global_step_sec, own_sec, variances, record, starved)
+
+
+def _own_ns(part: str, record: RankRecord) -> Any:
+    """Traced nanoseconds of each module in *part*; None where there are none.
+
+    They are as they were traced, not scaled: what scales them may be what happened outside of them.
+    """
+    times = getattr(record, f"own_{part}_ns", None)
+    return np.array(times) / getattr(record.profile.traced, f"{part}_scale") if times else None
 
 
 def _delays(peers: Sequence[_Rank]) -> tuple[list[str], Any, Any]:
@@ -375,7 +394,9 @@ def _delays(peers: Sequence[_Rank]) -> tuple[list[str], Any, Any]:
     names = list(dict.fromkeys(name for one in peers for name in one.own_sec))
     own = np.array([[one.own_sec.get(name, 0.0) for name in names] for one in peers])
     variances = np.array([[one.variances.get(name, 0.0) for name in names] for one in peers])
-    chance = _STANDARD_ERRORS * np.sqrt(variances + _of_others(variances))
+    shares = np.array([[one.starved_share] for one in peers])
+    starved = own * np.minimum(shares, _of_others(shares))
+    chance = _STANDARD_ERRORS * np.sqrt(variances + _of_others(variances)) + starved + _of_others(starved)
     return names, own - _of_others(own), chance
 
 
@@ -426,17 +447,10 @@ def _main(names: Sequence[str], delays: Any, total_sec: float) -> tuple[str | No
 
 
 def _module(part: str, part_sec: float, mine: RankRecord | None, *others: RankRecord | None) -> tuple[str | None, bool]:
-    """The module that stands out in *part* against the same module of the other ranks, and whether all modules do not.
-
-    Their times are as they were traced, not scaled: what scales them may be what happened outside of them.
-    """
+    """The module that stands out in *part* against the same one of the other ranks, and whether all modules do not."""
     if mine is None or not getattr(mine, f"own_{part}_ns", None):
         return None, False
-    times = [
-        np.array(getattr(one, f"own_{part}_ns")) / getattr(one.profile.traced, f"{part}_scale")
-        for one in (mine, *others)
-        if one is not None and one.module_names == mine.module_names
-    ]
+    times = [_own_ns(part, one) for one in (mine, *others) if one and one.module_names == mine.module_names]
     if len(times) < 2:
         return None, False
     delays_sec = 1e-9 * (times[0] - np.median(times[1:], axis=0))

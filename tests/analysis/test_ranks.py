@@ -517,3 +517,35 @@ def test_no_rank_is_named_where_all_keep_pace_nor_a_rank_alone_or_untimed() -> N
     slow = record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)
     untimed = replace(healthy(0), profile=replace(healthy(0).profile, timing=None))
     assert find_stragglers([]) == find_stragglers([slow]) == find_stragglers([slow, untimed]) == ()
+
+
+def in_backwards(rank: int, own_ms: Sequence[float], modules_ms: Sequence[float], starved: float = 0.0) -> RankRecord:
+    """A rank whose backwards of 60 ms are its own for *own_ms* in five traced steps, and its modules' for so many."""
+    made = record(rank, HEALTHY, exposed=WAITING, own_forward=modules_ms, own_backward=modules_ms)
+    profile, exposed = made.profile, fmean(60.0 - one for one in own_ms)
+    of_steps = tuple(one * MS for one in own_ms)
+    part = TracedPart(name="backward", wall_sec=60 * MS, exposed_sec=exposed * MS, own_steps_sec=of_steps)
+    traced = known(profile.traced)
+    parts = tuple(part if one.name == "backward" else one for one in traced.parts)
+    timing = replace(known(profile.timing), starved_share=starved)
+    profile = replace(profile, timing=timing, traced=replace(traced, parts=parts))
+    return replace(made, profile=profile, modules_error_sec=1 * MS)
+
+
+USUAL, SLEEPING = (27.0, 19.0, 25.0, 25.0, 30.0), (50.0, 33.0, 49.0, 25.0, 45.0)
+"""Two gloo ranks were seen so: one sleeps 19 ms in a module, in a step while a bucket of gradients is under way."""
+
+
+def test_a_sleep_in_a_module_is_no_wait_for_the_communication_under_way_meanwhile() -> None:
+    usual = in_backwards(0, USUAL, (1, 0, 20))
+    found, late_ms = only(usual, in_backwards(1, SLEEPING, (1, 19, 20)))
+    assert (found.rank, found.part, found.module, late_ms) == (1, "backward", "first", 19)
+
+
+def test_what_all_ranks_waited_for_processors_is_chance() -> None:
+    # Of 40 ms and of 21 the same half was a wait for a processor: they may differ by 30 ms for that alone.
+    usual = in_backwards(0, USUAL, (1, 0, 20), starved=0.5)
+    assert find_stragglers([usual, in_backwards(1, SLEEPING, (1, 19, 20), starved=0.5)]) == ()
+    # A rank that alone has no processor is late.
+    usual = in_backwards(0, USUAL, (1, 0, 20))
+    assert only(usual, in_backwards(1, SLEEPING, (1, 19, 20), starved=0.5))[0].rank == 1
