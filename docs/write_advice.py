@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lightning_flops.analysis.evidence import LEAST_WAIT_SEC
+from lightning_flops.analysis.evidence import LEAST_FETCH_SEC, LEAST_WAIT_SEC
 from lightning_flops.analysis.rules import RULES, Rule
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.step import FEW_STEPS
@@ -25,9 +25,10 @@ most so much of a typical step. Two pieces of advice may name the same time; the
 than {FEW_STEPS} timed steps there is no advice. The limits are the setting `advice_thresholds`
 ([settings.md](settings.md)).
 
-Waiting for data has three rules: below {duration(LEAST_WAIT_SEC)} a batch no worker process helps; else as many are
-advised as would keep up, and never more than there are idle cores. Advice on modules rests on medians over the traced
-steps, and is not given where these took over twice, or under half, of a typical step.
+Waiting for data has three rules. Below {duration(LEAST_WAIT_SEC)} a batch no worker process helps, and
+{duration(LEAST_FETCH_SEC)} are left whatever the dataset does. Else as many workers are advised as would keep up, and
+never more than there are idle cores. Advice on modules rests on medians over the traced steps, and is not given where
+these took over twice, or under half, of a typical step.
 
 `make bench-advice` tries those that a CPU can show, by small programs with that cause planted, and the remedy applied:
 [benchmarks/results/advice.md](../benchmarks/results/advice.md) says how often the first advice named it, and what
