@@ -97,11 +97,10 @@ def compare_profiles(
         ComparisonError: one of them has no timed step, or one run trains and the other does not.
     """
     first, second = sides = _Side(a, sources[0]), _Side(b, sources[1])
-    loops = [side.profile.context.loop for side in sides]
-    if loops[0] != loops[1]:
+    loop, other = first.profile.context.loop, second.profile.context.loop
+    if loop != other:
         raise ComparisonError(
-            f"the steps cannot be compared: {first.source} is of a {loops[0]} loop, {second.source} of a "
-            f"{loops[1]} loop"
+            f"the steps cannot be compared: {first.source} is of a {loop} loop, {second.source} of a {other} loop"
         )
     runs = [*first.runs, *second.runs]
     every, rows = _parts_of_both(runs), _rows_of_both(first.profile, second.profile)
@@ -369,12 +368,13 @@ def _modules(
     sides: tuple[_Side, _Side], rows: Sequence[_Row], of_rows: Mapping[_Row, _Sums], *, beyond_noise: bool
 ) -> Iterator[ModuleDifference]:
     """Each row, and last what no module owns; with what may be chance, where the step's is *beyond_noise*."""
-    a, b = sides
     for row in rows:
         own = of_rows.get(row, _Sums())
         noise = _noise_of_module(sides, row, own) if beyond_noise and (own["a_ns"] or own["b_ns"]) else None
         name = str(row[0] if row[1] is None else row[1])
-        yield ModuleDifference(name=name, a=a.module(row[0]), b=b.module(row[1]), **_times(own), noise_ns=noise)
+        yield ModuleDifference(
+            name=name, a=sides[0].module(row[0]), b=sides[1].module(row[1]), **_times(own), noise_ns=noise
+        )
     outside = ModuleSide(name=OUTSIDE, flops=0, bytes=0)
     yield ModuleDifference(name=OUTSIDE, a=outside, b=outside, **_times(of_rows[_OUTSIDE]), noise_ns=None)
 
