@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
-from operator import itemgetter
 from typing import Any, Literal
 
 from lightning_flops.units import NOT_AVAILABLE, duration, page, percent, plain, printable
@@ -80,11 +79,6 @@ class Section:
 
 
 # ---- columns
-
-
-def cells(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> Table:
-    """The table of rows that are text already."""
-    return Table(rows, [Column(label, itemgetter(at), str, left=at in left) for at, label in enumerate(head)], True)
 
 
 def at(path: str) -> Callable[[Any], Any]:

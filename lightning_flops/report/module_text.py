@@ -71,6 +71,8 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
             _LOWER_BOUND if as_deepspeed and profile.lower_bound else "",
         ),
     ]
+    others = {"bwd": profile.flops.backward, "recomputed": profile.flops.recompute}
+    spent = {f"{name} flops per GPU": _marked(profile, one, mark="measured") for name, one in others.items() if one}
     figures = {
         "world size": plain(context.world_size),
         "data parallel size": plain(context.dp_size),
@@ -82,7 +84,7 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
         "fwd FLOPS per GPU = fwd flops per GPU / fwd latency": _marked(
             profile, profile.rates.forward_flops_per_sec, "FLOPS"
         ),
-        **(_training(profile) if context.trains else _without_training(profile)),
+        **(_training(profile) if context.trains else spent),
         "samples/second": NOT_AVAILABLE if rates.iter_samples_per_sec is None else f"{rates.iter_samples_per_sec:.2f}",
     }
     return Section("DeepSpeed Flops Profiler" if as_deepspeed else "Flops Profiler", "", [*about, figures])
@@ -109,11 +111,6 @@ def _training(profile: Profile) -> dict[str, str]:
         f"FLOPS per GPU = {fwd_bwd_flops} / iter latency": estimated(whole),
         "FLOPS per GPU = hardware flops per GPU / iter latency": measured(rates.iter_flops_per_sec),
     }
-
-
-def _without_training(profile: Profile) -> dict[str, str]:
-    spent = {"bwd": profile.flops.backward, "recomputed": profile.flops.recompute}
-    return {f"{name} flops per GPU": _marked(profile, flops, mark="measured") for name, flops in spent.items() if flops}
 
 
 def _latency(profile: Profile, name: str) -> str:

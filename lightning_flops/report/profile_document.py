@@ -232,6 +232,7 @@ def modules_section(profile: Profile, *, most: int) -> Section:
         Column("fwd", lambda item: item[0].seconds("forward"), unit="s"),
         Column("bwd", lambda item: item[0].seconds("backward"), unit="s"),
         share("share", at("1")),
+        Column("calls", lambda item: profile.per_step(sum(one.calls for one in item[0].members))),
         Column("", lambda item: profile.per_step(sum(one.own.total for one in item[0].members)), unit="FLOPs"),
         share("of peak", lambda item: reached(item[0].members)),
     ]
@@ -354,10 +355,9 @@ def flops_section(profile: Profile) -> Section:
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
     always = ("forward", "model", "hardware")
     rows = [(label.format(factor=factor), name) for name, label in labels.items() if name in always or shown[name]]
+    bytes_of = {name: profile.per_step(getattr(moved, name)) for name in PHASES}
     columns = [field("", "0", str), Column("FLOPs", lambda row: getattr(flops, row[1]))]
-    if moved.total:
-        bytes_of = {name: profile.per_step(getattr(moved, name)) for name in PHASES}
-        columns.append(Column("", lambda row: bytes_of.get(row[1], ""), unit="B"))
+    columns += [Column("", lambda row: bytes_of.get(row[1], ""), unit="B")] if moved.total else []
     if ranks is not None:
         of_all, of_model = ranks.flops, ranks.flops_of_model
         columns.append(Column(whose(ranks) or "all ranks", lambda row: getattr(of_all, row[1])))

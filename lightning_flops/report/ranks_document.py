@@ -12,7 +12,7 @@ from statistics import median
 from lightning_flops.analysis.names import name_ranks
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.rules import straggler_evidence
-from lightning_flops.report.document import Column, Section, Table, all_of, at, cells, points, some_of
+from lightning_flops.report.document import Column, Section, Table, all_of, at, points, some_of
 from lightning_flops.report.profile_document import devices_of, missing_rates, whose
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import RankCollectiveRow, RankComparison, RankRow, RanksProfile
@@ -86,7 +86,9 @@ def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     found = {label: {one.rank: getattr(one, name) for one in ranks.ranks} for label, name in others.items()}
     rows = [_spread(*one, duration, of=ranks.answered) for one in _seconds_of_ranks(profile, ranks)]
     rows += [_spread(*one, si, of=ranks.answered) for one in found.items()]
-    return cells(["of each rank", "min", "", "median", "max", ""], list(filter(None, rows)), left=(0, 2, 5))
+    heads = enumerate(["of each rank", "min", "", "median", "max", ""])
+    columns = [Column(head, itemgetter(place), str, left=place in (0, 2, 5)) for place, head in heads]
+    return Table(list(filter(None, rows)), columns, whole=True)
 
 
 def _seconds_of_ranks(profile: Profile, ranks: RanksProfile) -> Iterator[tuple[str, dict[int, float | None]]]:

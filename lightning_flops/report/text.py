@@ -70,7 +70,7 @@ def summary_lines(profile: Profile) -> list[str]:
 def _said(profile: Profile) -> tuple[list[str], list[str]]:
     """What stands above the bar of the step's parts, and what stands below; empty: there is nothing to say."""
     try_first = [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]]
-    above = [f"{_what(profile)} {_when(profile)}", _step(profile), *try_first, _utilization(profile)]
+    above = [_what(profile), _step(profile), *try_first, _utilization(profile)]
     return above, [_phases(profile), _stalls(profile), _flops(profile)]
 
 
@@ -82,7 +82,8 @@ def step_parts(profile: Profile) -> list[tuple[str, float]]:
 
 def _what(profile: Profile) -> str:
     context, micro_steps, size = profile.context, profile.micro_steps, profile.context.micro_batch_size
-    name = profile.modules[0].type_name if profile.modules else ""
+    word, name = context.step_word, profile.modules[0].type_name if profile.modules else ""
+    timed = _indexes(word, profile.timed_steps).lower() or f"no {word}"
     loop = "" if context.trains else f" in a {context.loop} loop"
     times = "" if micro_steps == 1 else f" x {plain(micro_steps)} micro-steps"
     ranks = "" if context.dp_size == 1 else f" on each of {plain(context.dp_size)} ranks"
@@ -91,7 +92,8 @@ def _what(profile: Profile) -> str:
         f"precision {context.precision}" if context.precision else "",
         "" if size is None else f"batch {plain(size)}{times}{ranks}",
     ]
-    return f"{', '.join(filter(None, parts))}."
+    whole = _indexes(word, profile.counted_steps) or f"No whole {word}"
+    return f"{', '.join(filter(None, parts))}. {whole} counted, {timed} timed."
 
 
 def _where(profile: Profile) -> str:
@@ -104,12 +106,6 @@ def _where(profile: Profile) -> str:
     devices = some_of(devices_of(ranks), most=2)
     missing = f", {plain(ranks.world_size - ranks.answered)} ranks did not answer" if ranks.absences else ""
     return f"{devices}{missing}, times of rank {plain(context.rank)}"
-
-
-def _when(profile: Profile) -> str:
-    word = profile.context.step_word
-    timed = _indexes(word, profile.timed_steps).lower() if profile.timed_steps else f"no {word}"
-    return f"{_indexes(word, profile.counted_steps) or f'No whole {word}'} counted, {timed} timed."
 
 
 def _indexes(word: str, steps: Sequence[int]) -> str:

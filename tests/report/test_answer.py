@@ -112,6 +112,17 @@ def test_repeated_layers_are_one_and_layers_of_other_sizes_are_not() -> None:
     assert share is not None and together == 12 * share
 
 
+def test_the_top_modules_say_how_often_each_is_called_in_a_step() -> None:
+    # fc1 is called for each of 7 time steps, as in a loop of Python's; of 12 blocks each is called once.
+    profile = PROFILES["no_trace"]
+    linear = next(one for one in profile.modules if one.name == "fc1")
+    blocks = [replace(linear, name=f"blocks.{number}.up") for number in range(12)]
+    text = str(replace(profile, modules=(replace(linear, calls=7), *blocks)))
+    head, *rows = text.partition("--- Top modules")[2].partition("\n\n")[0].split("\n")[1:]
+    calls = {row[: head.index("class")].strip(): row[: head.index("calls") + 5].split()[-1] for row in rows}
+    assert (calls["fc1"], calls["12 x blocks.*.up"]) == ("7", "12")
+
+
 def test_one_slow_layer_among_equal_ones_has_a_row_and_a_star_stands_only_where_names_differ() -> None:
     profile = PROFILES["cpu"]
     linear = next(one for one in profile.modules if one.name == "fc1")  # 2 ms forward, 3 ms backward
