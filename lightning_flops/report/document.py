@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import textwrap
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
+from itertools import accumulate
 from typing import Any, Literal
 
 from lightning_flops.units import NOT_AVAILABLE, duration, page, percent, plain, printable
@@ -275,7 +277,7 @@ _WIDTH = 120  # of a paragraph, at most
 _TITLE_WIDTH = 100  # of the rules that titles stand in
 _LABEL_WIDTH = 70
 _VALUE_CHARS = 30
-_LEAST_NAME_CHARS, _NAME_CHARS = 16, 56
+_LEAST_NAME_CHARS, _ENOUGH_NAME_CHARS = 16, 26
 _MARK = re.compile(r"(-|\d+\.) ")  # what a point of a list begins with; the lines that go on stand behind it
 
 
@@ -285,23 +287,35 @@ class View:
 
     rows: int | None  #: The most of each table; None for all.
     sort: SortKey | None = None  #: None for each table's own order.
-    #: Of the terminal, in columns; None for no limit. Names are cut to fit it, as far as rows stay distinct.
+    #: Of the terminal, in columns; None for no limit. Names are cut to fit it, as far as rows stay distinct, but at
+    #: least to a third of it.
     width: int | None = None
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
-        """Columns under *head*, right-aligned but for those in *left*, the widest of which are cut if it fits then."""
+        """Columns under *head*, right-aligned but for those in *left*, the widest of which are cut if it fits then.
+
+        Columns that do not fit all the same stand below, behind the first one again.
+        """
         columns = [[printable(cell) for cell in column] for column in zip(head, *rows, strict=True)]
-        whole = [max(map(len, column)) for column in columns]
-        widths, most = list(whole), (self.width or sum(whole) + 2 * len(whole)) - 2 * (len(whole) - 1)
-        least = (
-            {place: distinct_width(columns[place], least=_LEAST_NAME_CHARS) for place in left}
-            if sum(whole) > most
-            else {}
-        )
+        widths = [max(map(len, column)) for column in columns]
+        most = (self.width or sum(widths) + 2 * len(widths)) - 2 * (len(widths) - 1)
+        cut, enough = left if sum(widths) > most else (), max(_ENOUGH_NAME_CHARS, (self.width or 0) // 3)
+        least = {place: min(enough, distinct_width(columns[place], least=_LEAST_NAME_CHARS)) for place in cut}
         while sum(widths) > most and (wide := [place for place in least if widths[place] > least[place]]):
             widths[max(wide, key=widths.__getitem__)] -= 1
-        if sum(widths) > most:  # it is wider all the same
-            widths = [min(width, max(_NAME_CHARS, least.get(place, width))) for place, width in enumerate(whole)]
+        if sum(widths) > most and len(head) > 2:
+            ends = [end + 2 * place for place, end in enumerate(accumulate(widths))]
+            fitting = max(2, bisect_right(ends, self.width or 0))
+            parts = [*range(fitting)], [0, *range(fitting, len(head))]
+            above, below = (
+                self.table(
+                    [head[place] for place in part],
+                    [[row[place] for place in part] for row in rows],
+                    left=[index for index, place in enumerate(part) if place in left],
+                )
+                for part in parts
+            )
+            return [*above, "", *below]
         return [
             "  ".join(
                 f"{short(cell, width):<{width}}" if place in left else f"{cell:>{width}}"
@@ -315,16 +329,19 @@ class View:
         words = f" {printable(title)} " if title else ""
         return words.center(min(_TITLE_WIDTH, self.width or _TITLE_WIDTH), "-")
 
-    def line(self, label: str, value: str) -> str:
+    def line(self, label: str, value: str) -> list[str]:
         """``label: value``, with the values of all lines in one column."""
-        column = max(1, min(_LABEL_WIDTH, (self.width or _TITLE_WIDTH) - _VALUE_CHARS))
-        return f"{printable(label) + ':':<{column}}  {printable(value)}".rstrip()
+        width = self.width or _TITLE_WIDTH
+        column = max(1, min(_LABEL_WIDTH, width - _VALUE_CHARS))
+        text = f"{printable(label) + ':':<{column}}  {printable(value)}".rstrip()
+        # In a narrow terminal alone it goes on below: a value ends its line for those who search for the label.
+        return self.paragraph(text, rest=" " * (column + 2)) if len(text) > width < _TITLE_WIDTH else [text]
 
     def paragraph(self, text: str, *, first: str = "", rest: str = "", most: int | None = None) -> list[str]:
         """*text* in at most *most* lines, the first of which begins with *first*, all others with *rest*."""
         return textwrap.wrap(
             printable(text),  # escaped first: what wraps takes every kind of line break for a space
-            max(min(_WIDTH, self.width or _WIDTH), len(rest) + _TITLE_WIDTH // 2),
+            max(min(_WIDTH, self.width or _WIDTH), len(rest) + _VALUE_CHARS - 2),
             initial_indent=first,
             subsequent_indent=rest,
             break_long_words=False,
@@ -343,7 +360,7 @@ def draw(section: Section, view: View = VIEW) -> Iterator[str]:
     yield from ["", view.rule(section.title), *view.paragraph(section.note)]
     for index, item in enumerate(section.items):
         if isinstance(item, Mapping):
-            yield from map(view.line, item.keys(), item.values())
+            yield from (line for one in item.items() for line in view.line(*one))
         elif isinstance(item, Table):
             head, _, texts = zip(*item.lay(most=view.rows, sort=view.sort), strict=True)
             left = [0, *(at for at, column in enumerate(item.columns) if column.left)]

@@ -20,7 +20,7 @@ from lightning_flops.analysis.counts import (
     module_tree,
 )
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.report.document import VIEW, Section, at, sentences
+from lightning_flops.report.document import VIEW, Section, View, at, sentences
 from lightning_flops.report.profile_document import NOT_DESCRIBED, PHASES, whose
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
@@ -212,7 +212,7 @@ def params_to_string(params_num: float | None, units: str | None = None, precisi
 _FAR_FROM_MEAN = 2.0  # the largest of several latencies is shown beyond so many times their mean
 
 
-def aggregated_lines(profile: Profile) -> list[str]:
+def aggregated_lines(profile: Profile, view: View = VIEW) -> list[str]:
     """The classes of modules that weigh most at each depth; a shared module's parameters count once."""
     top, limit, modules = profile.settings.top_modules, profile.settings.module_depth, profile.modules
     if not modules:
@@ -228,9 +228,10 @@ def aggregated_lines(profile: Profile) -> list[str]:
     weights = {label: one for label, one in weights.items() if label in always or any(map(one[1], modules))}
     bound = "; FLOPs and MACs are lower bounds" if profile.lower_bound else ""
     lines = [
-        VIEW.rule(f"Aggregated Profile per {device_word(profile)}"),
+        view.rule(f"Aggregated Profile per {device_word(profile)}"),
         *_wrapped(
             profile,
+            view,
             f"Top {top} modules in terms of {' or '.join(', '.join(weights).rsplit(', ', 1))} at different model depths"
             f", modules of one class at one depth added up{bound}:",
         ),
@@ -242,16 +243,16 @@ def aggregated_lines(profile: Profile) -> list[str]:
             found = heaviest_types(modules, depth=depth, weight=weight)
             entries = ", ".join(f"'{name or NOT_DESCRIBED}': '{amount(value, unit)}'" for name, value in found[:top])
             text = f"{{{entries}}}" + (f" and {len(found) - top} more" if len(found) > top else "")
-            lines += _wrapped(profile, text if found else "none", first=f"    {label:<11} - ", rest=" " * 19)
+            lines += _wrapped(profile, view, text if found else "none", first=f"    {label:<11} - ", rest=" " * 19)
     if shown == limit < deepest:
         levels = f"{deepest} {plural('level', deepest)}"
         lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
     return lines
 
 
-def detailed_lines(profile: Profile) -> list[str]:
+def detailed_lines(profile: Profile, view: View = VIEW) -> list[str]:
     """The tree of modules with the figures of each."""
-    title, root = VIEW.rule(f"Detailed Profile per {device_word(profile)}"), module_tree(profile.modules)
+    title, root = view.rule(f"Detailed Profile per {device_word(profile)}"), module_tree(profile.modules)
     if root is None:
         return [title, "No module was described."]
     about = sentences(
@@ -266,14 +267,14 @@ def detailed_lines(profile: Profile) -> list[str]:
     spent = {word: getattr(profile.outside, phase) for phase, word in PHASES.items()}
     outside = ", ".join(f"{name} {amount(profile.per_step(flops))}" for name, flops in spent.items() if flops)
     below = [f"FLOPs outside the model: {outside}"] if outside else []
-    return [title, *VIEW.paragraph(about), "", *_Tree(profile).lines(root, names=[""], indent=""), *below]
+    return [title, *view.paragraph(about), "", *_Tree(profile, view).lines(root, names=[""], indent=""), *below]
 
 
-def _wrapped(profile: Profile, text: str, *, first: str = "", rest: str = "") -> list[str]:
+def _wrapped(profile: Profile, view: View, text: str, *, first: str = "", rest: str = "") -> list[str]:
     """*text* in lines of the report's width; under DeepSpeed in one, as searches for its lines expect."""
     if is_under_deepspeed(profile):
         return [printable(f"{first}{text}")]
-    return VIEW.paragraph(text, first=first, rest=rest)
+    return view.paragraph(text, first=first, rest=rest)
 
 
 def names_of(node: ModuleNode) -> tuple[str, str]:
@@ -291,8 +292,8 @@ _BOUNDS = {(True, True): "lower bound", (False, True): "no FLOPs counted", (Fals
 class _Tree:
     """Writes one module after the other, with shares of the whole model's figures."""
 
-    def __init__(self, profile: Profile) -> None:
-        self._profile = profile
+    def __init__(self, profile: Profile, view: View) -> None:
+        self._profile, self._view = profile, view
         self._lower_bounds = lower_bound_modules(profile.uncounted)
         self._depth_shown = depth_shown(profile.modules, limit=profile.settings.module_depth)
         self._root = profile.modules[0]
@@ -305,12 +306,14 @@ class _Tree:
         extra = " ".join(printable_lines(module.extra_repr).split())
         parts = [part for part in (self._figures(node), self._latencies(names), extra) if part]
         if not node.children:
-            yield from _wrapped(self._profile, f"{opening}{', '.join(parts)})", first=indent, rest=f"{indent}    ")
+            yield from _wrapped(
+                self._profile, self._view, f"{opening}{', '.join(parts)})", first=indent, rest=f"{indent}    "
+            )
             return
         inside = f"{indent}  "
         yield printable(f"{indent}{opening}")
         for part in [", ".join(parts)] if is_under_deepspeed(self._profile) else parts:
-            yield from _wrapped(self._profile, part, first=inside, rest=inside)
+            yield from _wrapped(self._profile, self._view, part, first=inside, rest=inside)
         if module.depth >= self._depth_shown:
             yield f"{inside}... {node.size - 1} modules inside, deeper than module_depth"
         else:

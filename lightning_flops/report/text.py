@@ -13,7 +13,7 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import REST
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
-from lightning_flops.report.document import VIEW, WHOLE, Section, as_html, draw, draw_all, sentences, some_of
+from lightning_flops.report.document import VIEW, WHOLE, Section, View, as_html, draw, draw_all, sentences, some_of
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines, summary_section
 from lightning_flops.report.predicted_document import plan_section, predicted_section
 from lightning_flops.report.profile_document import (
@@ -58,10 +58,10 @@ def summary(profile: Profile) -> list[str]:
     return [printable(words) for said in _said(profile) for words in said if words]
 
 
-def summary_lines(profile: Profile) -> list[str]:
+def summary_lines(profile: Profile, view: View = VIEW) -> list[str]:
     """The summary, four lines at most for each part of it, with a bar of the step's parts."""
     above, below = (
-        [line for words in said if words for line in VIEW.paragraph(words, rest="  ", most=4)]
+        [line for words in said if words for line in view.paragraph(words, rest="  ", most=4)]
         for said in _said(profile)
     )
     return [*above, *_bar(step_parts(profile)), *below]
@@ -244,7 +244,7 @@ _DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
 }
 
 
-def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
+def render_text(profile: Renderable, *, detailed: bool | None = None, width: int | None = None) -> str:
     """The report on *profile*, for people: at most 60 lines of 100 columns, ending in a line break.
 
     Args:
@@ -252,23 +252,26 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
             ``flops_formula`` and ``compare_profiles`` return (what ``print`` shows of it).
         detailed: a profile with all advice and its sources, DeepSpeed's summary, everything else that was measured, and
             the tree of modules; None: as the profile's settings say.
+        width: columns of the terminal that it is shown in; None: 100 of a profile, and of all else no limit.
 
     Raises:
         TypeError: *profile* is nothing that there is a report on.
     """
     if isinstance(profile, Comparison):
-        return render_comparison(profile)
+        return render_comparison(profile, width=width)
     if not isinstance(profile, Profile):
-        return draw_all(_sections(profile), WHOLE)
+        return draw_all(_sections(profile), replace(WHOLE, width=width))
+    view = replace(VIEW, width=width or VIEW.width)
     if not (profile.settings.detailed if detailed is None else detailed):
-        return page([*_short_lines(profile), VIEW.rule()])
-    sections = [*short_sections(profile), summary_section(profile), *detailed_sections(profile)]
-    lines = [*summary_lines(profile), *_drawn(sections), "", *aggregated_lines(profile), "", *detailed_lines(profile)]
-    return page([*lines, VIEW.rule()])
+        return page([*_short_lines(profile, view), view.rule()])
+    lines = [*summary_lines(profile, view), *_drawn(short_sections(profile), view)]
+    lines += _drawn([summary_section(profile), *detailed_sections(profile)], view)
+    lines += ["", *aggregated_lines(profile, view), "", *detailed_lines(profile, view)]
+    return page([*lines, view.rule()])
 
 
-def _drawn(sections: Iterable[Section]) -> list[str]:
-    return [line for section in sections for line in draw(section)]
+def _drawn(sections: Iterable[Section], view: View = VIEW) -> list[str]:
+    return [line for section in sections for line in draw(section, view)]
 
 
 def render_logged(profile: Profile) -> str:
@@ -299,12 +302,12 @@ def _sections(report: object) -> Iterable[Section]:
     raise TypeError(f"render_text takes a Profile and the like, got {type(report).__name__}")
 
 
-def _short_lines(profile: Profile) -> list[str]:
+def _short_lines(profile: Profile, view: View = VIEW) -> list[str]:
     """The short report: of many long names, fewer modules, pieces of advice and notes are shown."""
     lines: list[str] = []
     for modules, of_user, advice, notes in ((10, 5, 4, 2), (6, 5, 3, 1), (4, 5, 2, 1), (3, 4, 1, 0), (2, 2, 1, 0)):
         sections = short_sections(profile, modules=modules, lines=of_user, advice=advice, notes=notes)
-        lines = [*summary_lines(profile), *_drawn(sections)]
+        lines = [*summary_lines(profile, view), *_drawn(sections, view)]
         if len(lines) <= _MOST_LINES:
             break
     return lines[:_MOST_LINES]

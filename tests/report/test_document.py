@@ -94,12 +94,22 @@ def test_names_give_way_where_the_terminal_is_narrow() -> None:
     assert drawn(50, "x" * 60, "1") == f"{'x' * 23}…{'x' * 23}  1"
     # The widest text on the left is cut first.
     assert drawn(45, "a" * 30, "b" * 20, "1", left=(0, 1)) == f"{'a' * 10}…{'a' * 9}  {'b' * 20}  1"
-    # Of a table that does not fit all the same they are not, and none is until it looks like another.
-    assert drawn(30, "x" * 50, "1" * 20) == f"{'x' * 50}  {'1' * 20}"
+    # Where figures leave no room for any more of it, a name keeps 16 characters, and none is cut until it looks like
+    # another.
+    assert drawn(30, "x" * 50, "1" * 20) == f"{'x' * 8}…{'x' * 7}  {'1' * 20}"
     names = ["n" * 9 + one + "n" * 14 for one in "ab"]
-    for width, cut in ((23, "nnnnnnnnn{}…nnnnnnnnn"), (22, "nnnnnnnnn{}nnnnnnnnnnnnnn")):
+    for width in (23, 22):
         table = View(rows=None, width=width).table(["", ""], [[name, "1"] for name in names])
-        assert table[1:] == [f"{cut.format(one)}  1" for one in "ab"]
+        assert table[1:] == [f"nnnnnnnnn{one}…nnnnnnnnn  1" for one in "ab"]
+
+
+def test_columns_that_do_not_fit_stand_below_behind_the_first_one_again() -> None:
+    head, rows = ["kernel", "of", "total", "mean"], [["gemm", "mm", "1" * 8, "2" * 8]]
+    # 6 + 2 + 8 + 8 characters and three gaps of two are 30.
+    whole = ["kernel  of     total      mean", "gemm    mm  11111111  22222222"]
+    assert View(rows=None, width=30).table(head, rows, left=(0, 1)) == whole
+    parts = ["kernel  of     total", "gemm    mm  11111111", "", "kernel      mean", "gemm    22222222"]
+    assert View(rows=None, width=29).table(head, rows, left=(0, 1)) == parts
 
 
 @pytest.mark.parametrize(
