@@ -60,8 +60,8 @@ def print_whole(text: str) -> None:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal; None where the output goes elsewhere."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    """Columns of the terminal, or those that ``COLUMNS`` names; None where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
 
 
 def command(*options: Option, **settings: Any) -> Callable[[Act], Act]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lightning_flops.commands.common import by_name, command, example, option, print_whole
+from lightning_flops.commands.common import by_name, command, example, option, print_whole, terminal_width
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.units import shown
 
@@ -59,4 +59,4 @@ def formula(options: argparse.Namespace) -> None:
             found(**sizes)
         except TypeError as error:
             raise LightningFlopsError(f"--at: {error}") from error
-    print_whole(found.to_json() if options.json else render_text(found))
+    print_whole(found.to_json() if options.json else render_text(found, width=terminal_width()))

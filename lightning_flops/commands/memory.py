@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from lightning_flops.commands.common import command, example, option, print_whole
+from lightning_flops.commands.common import command, example, option, print_whole, terminal_width
 from lightning_flops.errors import LightningFlopsError
 
 _GIGABYTES = {
@@ -57,4 +57,4 @@ def memory(options: argparse.Namespace) -> None:
     if options.batch is not None:
         found = found.at(batch=options.batch)
     report = found.report(available_bytes=available, largest=options.largest, checkpoints=True)
-    print_whole(report.to_json() if options.json else render_text(report))
+    print_whole(report.to_json() if options.json else render_text(report, width=terminal_width()))

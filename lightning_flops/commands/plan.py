@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from lightning_flops.commands.common import DEVICE_FIGURES, by_name, command, function_named, option, peaks, print_whole
+from lightning_flops.commands.common import (
+    DEVICE_FIGURES,
+    by_name,
+    command,
+    function_named,
+    option,
+    peaks,
+    print_whole,
+    terminal_width,
+)
 
 _MESH, _LINKS, _AT = "dp=8,tp=8", "nvlink=450e9,net=50e9", "batch=8,sequence=4096"
 
@@ -58,4 +67,4 @@ def plan(options: argparse.Namespace) -> None:
         price=options.price,
         causal_attention=options.causal_attention,
     )
-    print_whole(found.to_json() if options.json else render_text(found))
+    print_whole(found.to_json() if options.json else render_text(found, width=terminal_width()))

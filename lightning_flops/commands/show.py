@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from lightning_flops.commands.common import DEVICE_FIGURES, PATH, command, held_against, option, print_whole
+from lightning_flops.commands.common import (
+    DEVICE_FIGURES,
+    PATH,
+    command,
+    held_against,
+    option,
+    print_whole,
+    terminal_width,
+)
 
 
 @command(
@@ -19,4 +27,5 @@ def show(options: argparse.Namespace) -> None:
     from lightning_flops.sinks.profile_files import KINDS, read_report
 
     report = held_against(options, read_report(options.path, *KINDS)[0])
-    print_whole(report.to_json() if options.json else render_text(report, detailed=options.detailed))
+    width = terminal_width()
+    print_whole(report.to_json() if options.json else render_text(report, detailed=options.detailed, width=width))

@@ -290,6 +290,7 @@ class View:
     #: Of the terminal, in columns; None for no limit. Names are cut to fit it, as far as rows stay distinct, but at
     #: least to a third of it.
     width: int | None = None
+    searched: bool = False  #: Figures end their lines, for those who search for labels, but in a narrow terminal.
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
         """Columns under *head*, right-aligned but for those in *left*, the widest of which are cut if it fits then.
@@ -334,8 +335,8 @@ class View:
         width = self.width or _TITLE_WIDTH
         column = max(1, min(_LABEL_WIDTH, width - _VALUE_CHARS))
         text = f"{printable(label) + ':':<{column}}  {printable(value)}".rstrip()
-        # In a narrow terminal alone it goes on below: a value ends its line for those who search for the label.
-        return self.paragraph(text, rest=" " * (column + 2)) if len(text) > width < _TITLE_WIDTH else [text]
+        keeps = self.width is None or (self.searched and width >= _TITLE_WIDTH and not value.startswith(NOT_AVAILABLE))
+        return [text] if keeps or len(text) <= width else self.paragraph(text, rest=" " * (column + 2))
 
     def paragraph(self, text: str, *, first: str = "", rest: str = "", most: int | None = None) -> list[str]:
         """*text* in at most *most* lines, the first of which begins with *first*, all others with *rest*."""
@@ -352,7 +353,7 @@ class View:
 
 
 WHOLE = View(rows=200)  # as wide as it is
-VIEW = View(rows=8, width=_TITLE_WIDTH)  # what of a profile is drawn as text
+VIEW = View(rows=8, width=_TITLE_WIDTH, searched=True)  # what of a profile is drawn as text
 
 
 def draw(section: Section, view: View = VIEW) -> Iterator[str]:

@@ -293,7 +293,7 @@ class _Tree:
     """Writes one module after the other, with shares of the whole model's figures."""
 
     def __init__(self, profile: Profile, view: View) -> None:
-        self._profile, self._view = profile, view
+        self._profile, self._wrapped = profile, partial(_wrapped, profile, view)
         self._lower_bounds = lower_bound_modules(profile.uncounted)
         self._depth_shown = depth_shown(profile.modules, limit=profile.settings.module_depth)
         self._root = profile.modules[0]
@@ -306,14 +306,12 @@ class _Tree:
         extra = " ".join(printable_lines(module.extra_repr).split())
         parts = [part for part in (self._figures(node), self._latencies(names), extra) if part]
         if not node.children:
-            yield from _wrapped(
-                self._profile, self._view, f"{opening}{', '.join(parts)})", first=indent, rest=f"{indent}    "
-            )
+            yield from self._wrapped(f"{opening}{', '.join(parts)})", first=indent, rest=f"{indent}    ")
             return
         inside = f"{indent}  "
         yield printable(f"{indent}{opening}")
         for part in [", ".join(parts)] if is_under_deepspeed(self._profile) else parts:
-            yield from _wrapped(self._profile, self._view, part, first=inside, rest=inside)
+            yield from self._wrapped(part, first=inside, rest=inside)
         if module.depth >= self._depth_shown:
             yield f"{inside}... {node.size - 1} modules inside, deeper than module_depth"
         else:

@@ -49,6 +49,16 @@ def test_the_short_report_opens_with_the_answer_and_fits_a_screen_of_60_lines_an
     assert rate is None or f"{rate:,.2f}".rstrip("0").rstrip(".") + " samples/s" in text.split("\n-", 1)[0]
 
 
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    for profile in (*PROFILES.values(), *JOBS.values()):
+        for line in render_text(profile, detailed=False, width=width).split("\n"):
+            assert len(line) <= width
+        if profile.context.framework != "deepspeed":  # whose users search for whole lines
+            for line in render_text(profile, detailed=True, width=width).split("\n"):
+                assert len(line) <= width or (width >= 100 and "FLOPS per GPU = " in line)
+
+
 def test_shares_of_the_bar_are_those_of_the_step() -> None:
     # 8, 6, 2, 2 and 2 of 20 ms, in 40 blocks of a half millisecond.
     assert summary_lines(PROFILES["no_trace"])[5:7] == [

@@ -60,6 +60,16 @@ def test_traces_of_gpus_read_like_their_golden_files(name: str, files: Sequence[
     golden(f"trace/{name}.txt", render_traces(loaded(*files), top_rows=rows, width=200))
 
 
+@pytest.mark.parametrize("files", [[RESNET], RANKS], ids=["resnet50", "two_ranks"])
+def test_no_line_is_wider_than_the_terminal_and_every_column_is_there(files: Sequence[Path]) -> None:
+    report = loaded(*files)
+    heads = set(" ".join(render_traces(report, children=True).split("\n")).split())
+    for width in (80, 100, 120):
+        text = render_traces(report, children=True, width=width)
+        assert max(map(len, text.split("\n"))) <= width
+        assert {"occupancy,", "blocks/SM", "GB/s", "ratio", "max"} & heads <= set(text.split())
+
+
 def test_a_cpu_trace_reads_like_its_golden_file() -> None:
     golden("trace/cpu.txt", render_traces(cpu_only()))
     golden("trace/cpu.json", cpu_only().to_json())
