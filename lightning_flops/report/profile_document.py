@@ -55,7 +55,7 @@ def short_sections(
     yield modules_section(profile, most=modules)
     if profile.lines is not None:
         yield lines_section(profile.lines, most=lines)
-    section = advice_section(profile.advice, most=advice, nothing=_without_advice(profile))
+    section = advice_section(profile.advice, most=advice, nothing=without_advice(profile))
     warning = f"{STARVED} {profile.starved}" if profile.starved else ""
     yield replace(section, items=list(filter(None, [warning, *section.items, profile.unexplained])))
     yield from notes_sections(profile.notes, most=notes)
@@ -288,11 +288,11 @@ def saving(advice: Advice, of: str = "a step") -> str:
     return f"{words} It changes the model's results." if advice.changes else words
 
 
-def _without_advice(profile: Profile) -> str:
+def without_advice(profile: Profile) -> str:
     """What is said where no rule has anything to say: what the step's time is for, and at which of the user's lines."""
     timing, word = profile.timing, profile.context.step_word
     if timing is None:
-        return NO_ADVICE
+        return f"No advice: no {word} was timed."
     if timing.few_steps:
         return f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(word, FEW_STEPS)}."
     part = max(timing.parts, key=lambda one: one.typical_sec)

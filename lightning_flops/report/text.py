@@ -28,6 +28,7 @@ from lightning_flops.report.profile_document import (
     times_section,
     traced_section,
     uncounted_section,
+    without_advice,
 )
 from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.trace_document import trace_sections
@@ -69,8 +70,9 @@ def summary_lines(profile: Profile, view: View = VIEW) -> list[str]:
 
 def _said(profile: Profile) -> tuple[list[str], list[str]]:
     """What stands above the bar of the step's parts, and what stands below; empty: there is nothing to say."""
-    try_first = [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]]
-    above = [_what(profile), _step(profile), *try_first, _utilization(profile)]
+    first = [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]]
+    first = first or [profile.unexplained or without_advice(profile)]
+    above = [_what(profile), _step(profile), *(first if profile.timing else ()), _utilization(profile)]
     return above, [_phases(profile), _stalls(profile), _flops(profile)]
 
 
