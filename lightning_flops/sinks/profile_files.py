@@ -210,8 +210,9 @@ def _require_sense(profile: Profile) -> None:
     from lightning_flops.report.text import render_text
 
     try:
-        if any(min(astuple(one.total_bytes)) < 0 for one in profile.modules):
-            raise ValueError("bytes below 0")
+        sizes = {one.name: min(astuple(one.total_bytes)) for one in profile.modules}
+        if "" not in sizes or min(sizes.values()) < 0:
+            raise ValueError("no module is the root, or one has bytes below 0")
         render_text(profile, detailed=True)
         compare_profiles(profile, profile)
     except ComparisonError:
