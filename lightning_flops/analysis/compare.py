@@ -118,8 +118,9 @@ def compare_profiles(
                 sums.update(causes, a_ns=a_ns, b_ns=b_ns)
 
     def part(name: str, phases: _Phases, sums: _Sums) -> CausedDifference:
-        noise = figures.noise_ns(first.steps(phases), second.steps(phases))
-        return CausedDifference(name=name, **_times(sums), noise_ns=noise)
+        return CausedDifference(
+            name=name, **_times(sums), noise_ns=figures.noise_ns(first.steps(phases), second.steps(phases))
+        )
 
     step = tuple(phase for phases in every for phase in phases)
     compared = Comparison(
@@ -252,8 +253,8 @@ class _Run:
         """Its model, device and steps, in words."""
         profile, steps = self.profile, self.timing.timed_steps
         model = f"{profile.modules[0].type_name} on " if profile.modules else ""
-        where = f"{model}{profile.context.device_name or 'unknown device'}"
-        return f"{where}, step {profile.profile_step} counted, {steps} timed {plural('step', steps)}"
+        device = profile.context.device_name or "unknown device"
+        return f"{model}{device}, step {profile.profile_step} counted, {steps} timed {plural('step', steps)}"
 
     @property
     def others(self) -> str:

@@ -190,8 +190,8 @@ def build_forward_profile(
         for name, seconds in own_sec.items():
             by_owner[_not_ignored(name, ignored)] += seconds
         traced = TracedStep(index=0, like_counted=True, files=(), tables=None, own_forward_sec=by_owner)
-    config = ProfilerConfig(recompute_fwd_factor=recompute_fwd_factor)
-    return replace(build_profile(window, config=config, traced=traced), outside=outside)
+    profile = build_profile(window, config=ProfilerConfig(recompute_fwd_factor=recompute_fwd_factor), traced=traced)
+    return replace(profile, outside=outside)
 
 
 def _not_ignored(name: str, ignored: Collection[str]) -> str:

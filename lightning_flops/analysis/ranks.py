@@ -66,7 +66,6 @@ def with_ranks(
     model, hardware = _flops_by_dtype(profiles, "model"), _flops_by_dtype(profiles, "hardware")
     rates, unavailable = _job_rates(profiles, model=model, hardware=hardware)
     traced = [record.traced for record in records if record.traced is not None]
-    communication = compare(traced) if len(traced) > 1 else None
     ranks = RanksProfile(
         absences={
             why: tuple(one.rank for one in ranks) for why, ranks in grouped(absences, lambda one: one.reason).items()
@@ -78,7 +77,7 @@ def with_ranks(
         unavailable=unavailable,
         pipeline_stages=profile.context.pp_size,
         stages=_stages(profiles),
-        communication=communication,
+        communication=compare(traced) if len(traced) > 1 else None,
         stragglers=find_stragglers(records, thresholds=limits),
         chance_sec=chance_sec(records),
         notes=_notes(records),
@@ -357,10 +356,11 @@ def _own(parts: Sequence[TracedPart]) -> dict[str, float]:
 
 
 def _of_record(record: RankRecord, *, traced: bool, by_modules: bool) -> _Rank:
-    profile, own_sec, variances = record.profile, dict[str, float](), dict[str, float]()
-    assert profile.timing is not None
+    profile, timing = record.profile, record.profile.timing
+    own_sec, variances = dict[str, float](), dict[str, float]()
+    assert timing is not None
     trace = {part.name: part for part in profile.traced.parts} if traced and profile.traced is not None else {}
-    for part in profile.timing.parts:
+    for part in timing.parts:
         if not traced and not _NEVER_WAITS.issuperset(part.phases):
             continue
         inside = [trace[phase] for phase in part.phases if phase in trace]
@@ -376,8 +376,7 @@ def _of_record(record: RankRecord, *, traced: bool, by_modules: bool) -> _Rank:
                 continue
         errors = _FEW if len(means) < _MANY else 1.0
         variances[part.name] = errors**2 * float(means.var(ddof=1)) / len(means) if len(means) > 1 else 0.0
-    starved = profile.timing.starved_share or 0.0
-    return _Rank(record.rank, profile.timing.global_step_sec, own_sec, variances, record, starved)
+    return _Rank(record.rank, timing.global_step_sec, own_sec, variances, record, timing.starved_share or 0.0)
 
 
 def _own_ns(part: str, record: RankRecord) -> Any:

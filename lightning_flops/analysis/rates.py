@@ -302,8 +302,12 @@ def with_given_peaks(
         if (peak := peak_for("", dtype, flops_per_sec)) is not None:
             peaks[dtype] = peak
     settings = profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given")
-    bandwidth = memory_bytes_per_sec or profile.memory_bytes_per_sec
-    held = replace(profile, peaks_flops_per_sec=peaks, memory_bytes_per_sec=bandwidth, settings=settings)
+    held = replace(
+        profile,
+        peaks_flops_per_sec=peaks,
+        memory_bytes_per_sec=memory_bytes_per_sec or profile.memory_bytes_per_sec,
+        settings=settings,
+    )
     dtype = alone[0] if len(alone) == 1 else "of several dtypes"
     flops: ModuleFlops = {}
     for module in profile.modules:
@@ -384,9 +388,12 @@ def _ranks_at(ranks: RanksProfile, profile: Profile, peak_sec: Mapping[str, floa
     unknown = [name for name, share in shares.items() if share is None]
     unavailable |= {name: why for name in unknown if name not in unavailable or not are_alike}
     of_device = per_second(amount=own.model, seconds=peak_sec["mfu"]) if are_alike else None
-    peak = None if of_device is None else of_device * ranks.answered
-    rates = replace(ranks.rates, **shares)
-    return replace(ranks, rates=rates, unavailable=unavailable | impossible, peak_flops_per_sec=peak)
+    return replace(
+        ranks,
+        rates=replace(ranks.rates, **shares),
+        unavailable=unavailable | impossible,
+        peak_flops_per_sec=None if of_device is None else of_device * ranks.answered,
+    )
 
 
 def why_no_flops(reports: Sequence[TraceReport]) -> str | None:

@@ -137,8 +137,8 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
             straggler = next(iter(find_stragglers_in_traces(parts, thresholds=thresholds)), None)
         else:
             comparison = replace(comparison, notes=(_UNMARKED, *comparison.notes))
-    abilities = [one.abilities for one in ordered]
-    advice = advise_on_traces(reports, comparison, straggler=straggler, devices=abilities, thresholds=thresholds)
+    devices = [one.abilities for one in ordered]
+    advice = advise_on_traces(reports, comparison, straggler=straggler, devices=devices, thresholds=thresholds)
     return TracesReport(traces=reports, ranks=comparison, advice=advice)
 
 
