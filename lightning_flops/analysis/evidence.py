@@ -338,10 +338,10 @@ def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
         others = (mean.memcpy_us, mean.memset_us, mean.communication_us, mean.data_loader_us)
         busy = ratio(part=mean.kernel_us + sum(part or 0.0 for part in others), whole=wall_us)
         found["idle"] = max(0.0, 1.0 - (busy or 0.0))
-    if trace.kernel_summary is not None and trace.kernel_summary.tensor_core_ratio == 0:
-        found["tensor_core_eligible"] = trace.kernel_summary.tensor_core_eligible_ratio
-    if trace.kernel_summary is not None:
-        found["short_kernels"] = trace.kernel_summary.short_calls_ratio
+    if (kernels := trace.kernel_summary) is not None:
+        found["short_kernels"] = kernels.short_calls_ratio
+        if kernels.tensor_core_ratio == 0:
+            found["tensor_core_eligible"] = kernels.tensor_core_eligible_ratio
     if trace.transfers is not None and trace.device_metrics:
         pageable = [row for row in trace.transfers if "Pageable -> Device" in row.name]
         pageable_us = sum(row.device.total_us for row in pageable if row.device is not None)
