@@ -30,6 +30,7 @@ _DROPS = frozenset(("aten.bernoulli_", "aten.native_dropout"))
 # Operators of which a norm that is written out in Python has one.
 _DEVIATES = frozenset(("aten.rsqrt", "aten.sqrt", "aten.std", "aten.var", "aten.var_mean", "aten.linalg_vector_norm"))
 _SOFTMAX = frozenset(("aten._softmax", "aten._safe_softmax", "aten.exp"))
+_BY_KIND = ("dropout", "norm", "attention")  # rules on modules of a kind
 _BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
 _READS_NUMBER = "aten._local_scalar_dense"
 _MANY_CALLS, _SHORT_CALL_SEC = 16, 0.002  # a module that a batch calls so often, each time for less
@@ -229,19 +230,11 @@ def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, Mo
         if cell.phase == "forward":
             operators[cell.module][cell.operator] += cell.calls
     own_sec = {name: one.own_forward_sec + (one.own_backward_sec or 0.0) for name, one in times.items()}
-    known = [one for one in window.modules if one.name in times]
     doubles = {cell.module for cell in window.flops.cells if cell.dtype == "float64" and cell.flops}
     steps = max(1, len(window.counted_steps))
+    kinds = {one.name: _kind_of(one, operators[one.name], steps) for one in window.modules if one.name in times}
     by_rule = {
-        "dropout": {
-            one.name: own_sec[one.name]
-            for one in known
-            if "dropout" in one.type_name.lower() and not _DROPS.isdisjoint(operators[one.name])
-        },
-        "norm": {one.name: own_sec[one.name] for one in known if _is_written_out_norm(one, operators[one.name])},
-        "attention": {
-            one.name: own_sec[one.name] for one in known if _is_written_out_attention(operators[one.name], steps)
-        },
+        **{rule: {name: own_sec[name] for name, kind in kinds.items() if kind == rule} for rule in _BY_KIND},
         "float64": {name: own_sec[name] for name in own_sec if name in doubles},
         # The calls of a rollout, one for each token, need the one before.
         "calls": {} if ROLLOUT in evidence.phases else _repeated(window, times, evidence),
@@ -254,14 +247,16 @@ def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, Mo
     return replace(evidence, shares={**evidence.shares, **shares}, modules={**evidence.modules, **modules}, calls=calls)
 
 
-def _is_written_out_norm(module: ModuleRecord, ran: Collection[str]) -> bool:
-    is_whole = any(operator.endswith("_norm") for operator in set(ran) - _DEVIATES)  # a norm of torch's
-    return "norm" in module.type_name.lower() and not _DEVIATES.isdisjoint(ran) and not is_whole
-
-
-def _is_written_out_attention(ran: Mapping[str, int], steps: int) -> bool:
-    """A softmax, or what one is written with, and two products of batches of matrices: scores, and what they weigh."""
-    return not _SOFTMAX.isdisjoint(ran) and sum(ran.get(one, 0) for one in _BATCHED_PRODUCTS) >= 2 * steps
+def _kind_of(module: ModuleRecord, ran: Mapping[str, int], steps: int) -> str:
+    """The rule that a module is about, by its class and what ran in it."""
+    name, is_whole = module.type_name.lower(), any(one.endswith("_norm") for one in set(ran) - _DEVIATES)  # torch's own
+    if "dropout" in name and not _DROPS.isdisjoint(ran):
+        return "dropout"
+    if "norm" in name and not _DEVIATES.isdisjoint(ran) and not is_whole:
+        return "norm"
+    # A softmax, or what one is written with, and two products of batches of matrices: scores, and what they weigh.
+    products = sum(ran.get(one, 0) for one in _BATCHED_PRODUCTS)
+    return "attention" if products >= 2 * steps and not _SOFTMAX.isdisjoint(ran) else "none"
 
 
 def _outermost(names: Iterable[str]) -> list[str]:

@@ -41,7 +41,7 @@ from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import RunContext
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import JobRates
+from lightning_flops.schema.step import JobRates, PartTiming
 from lightning_flops.schema.trace import (
     CollectiveCalls,
     RankCollectiveRow,
@@ -357,26 +357,31 @@ def _own(parts: Sequence[TracedPart]) -> dict[str, float]:
 
 def _of_record(record: RankRecord, *, traced: bool, by_modules: bool) -> _Rank:
     profile, timing = record.profile, record.profile.timing
-    own_sec, variances = dict[str, float](), dict[str, float]()
     assert timing is not None
     trace = {part.name: part for part in profile.traced.parts} if traced and profile.traced is not None else {}
-    for part in timing.parts:
-        if not traced and not _NEVER_WAITS.issuperset(part.phases):
-            continue
-        inside = [trace[phase] for phase in part.phases if phase in trace]
-        own_sec[part.name], means = part.mean_sec, batch_means(np.array(part.steps_sec))
-        if sum(one.exposed_sec for one in inside) > _WAITS * sum(one.wall_sec for one in inside):
-            # Of a traced step that was late by chance, no more than usual.
-            own_sec[part.name] = min(part.mean_sec, sum(_own(inside).values()))
-            of_steps = np.array([one.own_steps_sec for one in inside]).sum(axis=0)
-            means = of_steps if len(of_steps) else means
-            if by_modules and (own := _own_ns(part.name, record)) is not None:
-                own_sec[part.name] = 1e-9 * float(own.sum())
-                variances[part.name] = (_FEW * (record.modules_error_sec or 0.0)) ** 2
-                continue
-        errors = _FEW if len(means) < _MANY else 1.0
-        variances[part.name] = errors**2 * float(means.var(ddof=1)) / len(means) if len(means) > 1 else 0.0
+    parts = {
+        part.name: _own_time(
+            part, [trace[phase] for phase in part.phases if phase in trace], record if by_modules else None
+        )
+        for part in timing.parts
+        if traced or _NEVER_WAITS.issuperset(part.phases)
+    }
+    own_sec, variances = ({name: own[place] for name, own in parts.items()} for place in (0, 1))
     return _Rank(record.rank, timing.global_step_sec, own_sec, variances, record, timing.starved_share or 0.0)
+
+
+def _own_time(part: PartTiming, inside: Sequence[TracedPart], record: RankRecord | None) -> tuple[float, float]:
+    """The rank's own seconds of a part, and the variance of their mean; those of a *record*'s modules if it waits."""
+    own_sec, means = part.mean_sec, batch_means(np.array(part.steps_sec))
+    if sum(one.exposed_sec for one in inside) > _WAITS * sum(one.wall_sec for one in inside):
+        if record and (own_ns := _own_ns(part.name, record)) is not None:
+            return 1e-9 * float(own_ns.sum()), (_FEW * (record.modules_error_sec or 0.0)) ** 2
+        # Of a traced step that was late by chance, no more than usual.
+        own_sec = min(part.mean_sec, sum(_own(inside).values()))
+        of_steps = np.array([one.own_steps_sec for one in inside]).sum(axis=0)
+        means = of_steps if len(of_steps) else means
+    errors = _FEW if len(means) < _MANY else 1.0
+    return own_sec, errors**2 * float(means.var(ddof=1)) / len(means) if len(means) > 1 else 0.0
 
 
 def _own_ns(part: str, record: RankRecord) -> Any:
