@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lightning_flops.adapters.deepspeed import make_without_builtin, settings_of
 from lightning_flops.adapters.lightning import IMPORT_ROOTS, LightningAdapter, block_of, is_deepspeed
-from lightning_flops.adapters.when_imported import when_imported
+from lightning_flops.adapters.program import when_imported
 from lightning_flops.config import (
     OWN_FOLDER,
     SETTINGS,
@@ -177,7 +177,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         asked_for = not self._for_any_trainer or block_of(trainer) is not None
         folder = f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}" if asked_for else self._folder
         to: dict[str, Any] = {"config": self._config, "publish": self._profiles.append, "own_folder": folder}
-        self._begin_run(LightningAdapter(trainer, pl_module, _LOOPS[trainer.state.fn], callback=self, **to))
+        self._begin_run(LightningAdapter(trainer, pl_module, _LOOPS[trainer.state.fn], **to))
 
     on_predict_start = on_test_start = on_train_start
 
@@ -224,11 +224,6 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._adapter is not None:
             self._adapter.outside("epoch restart")
-
-    @safe
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._adapter is not None:
-            self._adapter.checkpoint_begins()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish()

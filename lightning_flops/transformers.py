@@ -22,7 +22,7 @@ from lightning_flops.run.run import safe
 from lightning_flops.units import package_logger
 
 if TYPE_CHECKING:
-    from transformers import Trainer, TrainerControl
+    from transformers import Trainer
     from typing_extensions import Unpack
 
 __all__ = ["FlopsProfilerTrainerCallback"]
@@ -95,21 +95,15 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
 
     def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
         if self._adapter is not None:
-            self._adapter.batch_ends()
+            self._adapter.end_step(updated=False)
 
-    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         if self._adapter is not None:
-            self._adapter.batch_ends(control)
+            self._adapter.end_step(updated=True)
 
-    def on_evaluate(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
         if self._adapter is not None:
-            self._adapter.goes_on(control)
-
-    on_predict = on_save = on_evaluate  # type: ignore[assignment]
-
-    def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
-        if self._adapter is not None:
-            self._adapter.epoch_ends(control)
+            self._adapter.epoch_ends()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._adapter is not None:

@@ -83,12 +83,6 @@ def version() -> str:
     return str(getattr(sys.modules.get("deepspeed"), "__version__", "unknown"))
 
 
-def steps_between_readings(engine: Any) -> int:
-    """How often throughput is written: as often as DeepSpeed prints, which accelerate silences by infinity."""
-    every = engine.steps_per_print() or 0
-    return int(every) if 1 <= every < math.inf else _STEPS_BETWEEN_READINGS
-
-
 def switch_off_builtin(engine: Any, run: Run) -> None:
     """Switch off DeepSpeed's own profiler, if *engine* was made with it, for as long as *run*."""
     settings = getattr(getattr(engine, "_config", None), "flops_profiler_config", None)
@@ -275,7 +269,8 @@ class EngineAdapter(LoopAdapter):
         return int(self.engine.train_micro_batch_size_per_gpu())
 
     def _logs(self) -> bool:
-        every = self._log_every or steps_between_readings(self.engine)
+        asked = self._log_every or self.engine.steps_per_print() or 0
+        every = int(asked) if 1 <= asked < math.inf else _STEPS_BETWEEN_READINGS  # accelerate silences it by infinity
         return int(self.engine.global_steps) % every == 0
 
     def _begins_amid_step(self) -> bool:

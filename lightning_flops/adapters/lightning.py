@@ -79,13 +79,11 @@ class LightningAdapter(PhasedAdapter):
         pl_module: LightningModule,
         loop: Loop,
         *,
-        callback: Callback,
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
         own_folder: str | None,
     ) -> None:
         self._trainer = trainer
-        self._callback = callback
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
         self._engine = _engine_of(trainer) if self._trains else None
@@ -150,10 +148,15 @@ class LightningAdapter(PhasedAdapter):
         undo = self.run.undo
         self.run.begin()
         hear_fetches(self, undo)
-        for module in (sys.modules.get(f"{root}.trainer.call") for root in IMPORT_ROOTS):
-            if hasattr(module, _EVERY_LOOP):
-                begins, ends = LightningAdapter._fit_begins, LightningAdapter._fit_ends
-                hear(self, module, _EVERY_LOOP, undo, begins=begins, ends=ends)
+        trainer: Any = self._trainer
+        left_out: list[tuple[Any, str, str, Any]] = [(type(trainer), "save_checkpoint", "checkpoint", trainer)]
+        if self._trains:  # a finder calls the loop that runs once more
+            left_out.append((type(trainer.fit_loop), "run", _OTHER_FIT, trainer.fit_loop))
+        calls = [sys.modules.get(f"{root}.trainer.call") for root in IMPORT_ROOTS]
+        left_out += [(one, _EVERY_LOOP, _OTHER_FIT, None) for one in calls if hasattr(one, _EVERY_LOOP)]
+        for owner, name, what, only in left_out:
+            leaves = partial(LightningAdapter._leaves, what=what)
+            hear(self, owner, name, undo, begins=leaves, ends=LightningAdapter._comes_back, of=only)
         if self._manual:
             self._hear_what_is_called_by_hand(undo)
         self._done.attempts = self._attempted()
@@ -216,12 +219,6 @@ class LightningAdapter(PhasedAdapter):
             self.run.leave()
         does()
 
-    def _saves(self, _: None) -> None:
-        self.run.outside("checkpoint")
-
-    def _saved(self, _: None) -> None:
-        self.run.inside()
-
     @safe
     def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
@@ -241,20 +238,16 @@ class LightningAdapter(PhasedAdapter):
         """Whether what is fetched now is for this run's steps: not for a validation inside the fit, nor another fit."""
         return (not self._trains or bool(self._trainer.training)) and not self._is_another()
 
-    # ---- fits inside of this one: a finder's, which takes all callbacks off its Trainer, and those of other Trainers
+    # ---- fits inside of this one, a finder's and those of other Trainers, and checkpoints
 
     def _is_another(self) -> bool:
-        """Whether a finder's fit goes on now, which belongs to no step of this one."""
-        callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
-        is_another = id(self._callback) not in map(id, callbacks)  # no frame of Python: each heard mark asks
-        if is_another or self.run.between == _OTHER_FIT:
-            self.run.between_steps(_OTHER_FIT if is_another else "")
-        return is_another
+        """Whether another fit goes on now, which belongs to no step of this one."""
+        return _OTHER_FIT in self.run.outside_of
 
-    def _fit_begins(self, *_: Any, **__: Any) -> None:
-        self.run.outside(_OTHER_FIT)
+    def _leaves(self, *_: Any, what: str, **__: Any) -> None:
+        self.run.outside(what)
 
-    def _fit_ends(self, _: Any) -> None:
+    def _comes_back(self, _: Any) -> None:
         self.run.inside()
 
     # ---- manual optimization: what is called without the Trainer, whose actions and counter know nothing of it
@@ -284,11 +277,6 @@ class LightningAdapter(PhasedAdapter):
         """*what* begins between two batches, and belongs to no step, nor does what ran since the last batch."""
         self.run.tokens.fetched.clear()
         self.run.between_steps(what, since_batch=True)
-
-    def checkpoint_begins(self) -> None:
-        """A checkpoint is written until the next batch is there; while parts are marked, it is an action."""
-        if not self.run.is_marking:
-            self.run.between_steps("checkpoint")
 
     def batch_starts(self, batch: Any) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
@@ -339,8 +327,6 @@ class LightningAdapter(PhasedAdapter):
 _OWN: dict[tuple[str, bool], Callable[..., object]] = {
     ("next", True): LightningAdapter.fetch_begins,
     ("next", False): LightningAdapter.fetch_ends,
-    ("save_checkpoint", True): LightningAdapter._saves,
-    ("save_checkpoint", False): LightningAdapter._saved,
     # Autograd runs between the last hook before the backward, which is the module's, and the first one after it.
     ("on_before_backward", False): LightningAdapter._backward_begins,
     ("on_after_backward", True): LightningAdapter._backward_is_over,

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.adapters.phases import PhasedAdapter
 from lightning_flops.adapters.place import Frame, called_in, device_of, root_of, run_context
-from lightning_flops.adapters.steps import Part, StepEnd, Steps
+from lightning_flops.adapters.steps import StepEnd, Steps
 from lightning_flops.adapters.wrapping import Hook, hear, hear_calls, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import HIDDEN_SHAPE, alike_parts, first_tensor, samples_in, tensor_shapes
@@ -64,7 +64,6 @@ class _RunningStep:
 
     micro_steps: list[_MicroStep] = field(default_factory=list)
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # first tensors of its forwards
-    latest: Shapes = ()  # of the latest forward with gradients
     updates: int = 0
 
 
@@ -214,10 +213,9 @@ class LoopAdapter(PhasedAdapter):
         run, known, number = self.run, self._known, len(ended.rows)
         step, self._running = self._running, _RunningStep()
         found = step.micro_steps or [_MicroStep(self._fetches.shapes)]
-        while len(found) > number:  # what was taken for one, until a batch was fetched for the step
-            extra = found.pop()
-            found[-1].shapes += extra.shapes
-        found += [_MicroStep()] * (number - len(found))
+        if len(found) != number:  # what was taken for one, until a batch was fetched for the step
+            found[0].shapes = tuple(shape for one in found for shape in one.shapes)
+            found = [found[0], *[_MicroStep()] * (number - 1)]
         declared, rows = self.declared_batch_size() if ended.why else None, ended.rows
         if declared is not None:
             rows = (declared,) * number
@@ -251,13 +249,12 @@ class LoopAdapter(PhasedAdapter):
         is_first = not computed or steps.ended is not None
         if steps.ended is not None or steps.away is not bool(run.between):
             self._follow()
-        if part is Part.OUTSIDE:
+        if part == "outside":
             return
-        if part is Part.MICRO_STEP:
+        if part == "micro-step":
             self._micro_step_begins(given, shapes, is_first=is_first)
         elif grads and self._running.micro_steps:
             self._running.micro_steps[-1].shapes += shapes
-        self._running.latest = shapes if grads else ()
         if run.window.parts is not None and not self._in_forward:
             self._in_forward = True
             run.enter("forward", counts=grads)
@@ -310,11 +307,8 @@ class LoopAdapter(PhasedAdapter):
 
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         """A model's forward is over, or has raised; in an optimizer's closure, the loss is still a part of it."""
-        steps, step = self._steps, self._running
+        steps = self._steps
         steps.forward_ends()
-        if output is None and not steps.is_inside and step.micro_steps:  # it has raised: this was not computed
-            last, step.latest, number = step.micro_steps[-1], (), len(step.latest)
-            last.shapes = last.shapes[: len(last.shapes) - number]
         if self._in_forward and not steps.inside.updates:
             self._forward_is_over()
 
@@ -327,11 +321,11 @@ class LoopAdapter(PhasedAdapter):
         """Autograd is about to run; what ran since the forward was the loss. *grad_only*: it accumulates nothing."""
         steps, run = self._steps, self.run
         part = steps.backward_begins(grad_only=grad_only)
-        if part is Part.MICRO_STEP:  # compiled code called the model, and no hook of ours
+        if part == "micro-step":  # compiled code called the model, and no hook of ours
             self._running.micro_steps.append(_MicroStep(self._fetches.shapes))
         if steps.away is not bool(run.between):
             self._follow()
-        if run.window.parts is not None and part in (Part.STEP, Part.MICRO_STEP):
+        if run.window.parts is not None and part in ("step", "micro-step"):
             self._forward_is_over()
             run.claim("forward")
             run.enter("backward")
@@ -351,7 +345,7 @@ class LoopAdapter(PhasedAdapter):
         part = steps.update_begins()
         if steps.away is not bool(run.between):
             self._follow()
-        if part is Part.STEP and run.window.parts is not None:
+        if part == "step" and run.window.parts is not None:
             self._in_update = True
             run.enter("optimizer")
 
@@ -360,7 +354,7 @@ class LoopAdapter(PhasedAdapter):
         # A traced step ends with what comes next: here torch's own scope of the update is still open.
         recorder, steps = self.run.window.recorder, self._steps
         later = self.run.window.marks is not None and recorder.tracing
-        if steps.update_ends(id(optimizer) if name is None else name, later=later) is Part.STEP:
+        if steps.update_ends(id(optimizer) if name is None else name, later=later) == "step":
             if self._in_update:
                 self._update_is_over()
             self._running.updates += 1
@@ -389,8 +383,8 @@ class LoopAdapter(PhasedAdapter):
         part = steps.fetch_begins(*fetches.names, grads=torch.is_grad_enabled(), training=training)
         if steps.ended is not None or steps.away is not bool(run.between):
             self._follow()
-        fetches.waits = part is Part.STEP
-        if part is not Part.STEP:
+        fetches.waits = part == "step"
+        if part != "step":
             return
         if is_new:
             self._known.workers = workers_of(source) if self._known.workers is None else self._known.workers

@@ -8,20 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from enum import Enum
+from typing import Literal
 
 _DOUBTFUL = "a batch may have been trained on that was taken for one of an evaluation"
 _PARTLY = "the model was called without gradients on a batch, and trained on a part of it"
 _MOST_AHEAD = 2  # batches that stay fetched ahead from step to step; a loop that skips some at a resume leaves more
 
 
-class Part(Enum):
-    """What an event is to the loop's steps."""
-
-    MICRO_STEP = "micro-step"  #: Samples begin: a fetched batch, a piece of one, or what the model is called with.
-    STEP = "step"  #: Something else of the step.
-    OUTSIDE = "outside"  #: Of no step: an evaluation.
-    INNER = "inner"  #: Inside of another part.
+Part = Literal["micro-step", "step", "outside", "inner"]
+"""What an event is to the loop's steps. With a micro-step samples begin: a fetched batch, a piece of one, or what the
+model is called with. Outside is an evaluation. Inner is what is inside of another part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +100,6 @@ class _Heard:
     calls: bool = False  # a model was called
 
 
-@dataclass(slots=True)
-class _Rows:
-    """What loaders have handed out, and nothing was trained on yet."""
-
-    waiting: list[_Fetched] = field(default_factory=list)
-    current: _Fetched | None = None  # what the latest micro-step is of
-    rest: int = 0  # rows of earlier batches that no forward got
-    rest_looker: Hashable = None  # as of the batch that has the rest
-
-    def leave_current(self) -> None:
-        """No further piece of the latest batch comes: its other rows were handed out, too."""
-        if self.current is not None and self.current.left:
-            self.rest += self.current.left
-            self.rest_looker = self.current.looker
-        self.current = None
-
-
 class Steps:
     """The machine of one loop, which updates these *optimizers*; with none of them, steps end where the loop says so.
 
@@ -131,7 +110,10 @@ class Steps:
     def __init__(self, optimizers: Iterable[Hashable] = ()) -> None:
         self._optimizers = frozenset(optimizers)
         self.step = _Step()
-        self._rows = _Rows()
+        self._waiting: list[_Fetched] = []  # what loaders have handed out, and nothing was trained on yet
+        self._current: _Fetched | None = None  # what the latest micro-step is of
+        self._rest = 0  # rows of earlier batches that no forward got
+        self._rest_looker: Hashable = None  # as of the batch that has the rest
         self.heard = _Heard()
         self.says = Says()
         self.inside = Depths()
@@ -154,19 +136,19 @@ class Steps:
         inside.updates = 0  # no update runs where a batch is asked for: it has raised
         inside.fetches += 1
         if inside.fetches > 1 or inside.left_out:
-            return Part.INNER
+            return "inner"
         if self.step.updates and self._ends_by_itself:
             self._end()
         if source in heard.feeders or self.says.outside or inside.phases:
             self.away &= source not in heard.feeders
         else:
-            for one in self._rows.waiting:  # asked again, though nothing was trained on what it has brought
+            for one in self._waiting:  # asked again, though nothing was trained on what it has brought
                 if one.looker is not None and one.loader == loader:
                     heard.evaluators.add(loader)
             may_train = training or not heard.in_training_mode
             self.away = loader in heard.evaluators - heard.feeders or not (grads and may_train)
             self.step.evaluations += self.away
-        return Part.OUTSIDE if self.away else Part.STEP
+        return "outside" if self.away else "step"
 
     def fetch_ends(
         self,
@@ -183,8 +165,8 @@ class Steps:
         if self.inside.fetches or self.away or self.inside.left_out or explicit < self.says.batches:
             return
         if not self.step.begun:
-            self._rows.leave_current()
-        self._rows.waiting.append(_Fetched(source, source if loader is None else loader, rows, parts))
+            self._leave_current()
+        self._waiting.append(_Fetched(source, source if loader is None else loader, rows, parts))
         self.step.begun = True
 
     def fetch_fails(self, source: Hashable = None) -> None:
@@ -193,11 +175,18 @@ class Steps:
         if source is not None and source not in self.heard.feeders:
             self._drop({source})
 
+    def _leave_current(self) -> None:
+        """No further piece of the latest batch comes: its other rows were handed out, too."""
+        if self._current is not None and self._current.left:
+            self._rest += self._current.left
+            self._rest_looker = self._current.looker
+        self._current = None
+
     def _drop(self, sources: set[Hashable]) -> None:
         """Nothing will be trained on what waits of *sources*; what was looked at was an evaluation's."""
-        for one in [*self._rows.waiting]:
+        for one in [*self._waiting]:
             if one.source in sources:
-                self._rows.waiting.remove(one)
+                self._waiting.remove(one)
                 if one.looker is not None:
                     self.heard.evaluators.add(one.loader)
 
@@ -210,9 +199,9 @@ class Steps:
         inside, heard = self.inside, self.heard
         inside.forwards += 1
         if inside.left_out:
-            return Part.OUTSIDE
+            return "outside"
         if inside.forwards > 1 or inside.backwards or inside.fetches:
-            return Part.INNER
+            return "inner"
         heard.calls = True
         if not grads:
             return self._look(model, rows, training=training)
@@ -220,7 +209,7 @@ class Steps:
         if len(self._optimizers) == 1 or not heard.feeders:  # of several a step ends where a batch is fetched
             self._end_if_complete()
         step = self.step
-        if not step.forwards and (self._rows.waiting or not heard.feeders):
+        if not step.forwards and (self._waiting or not heard.feeders):
             usual = heard.usual_lookers
             heard.usual_lookers = step.lookers if usual is None else usual & step.lookers
         heard.trainees.add(model)
@@ -228,7 +217,7 @@ class Steps:
         begins = not (same or step.updates) and self._trains(model, rows, starts=not step.in_round)
         step.begun = step.in_round = step.computed = True
         step.forwards += 1
-        return Part.MICRO_STEP if begins else Part.STEP
+        return "micro-step" if begins else "step"
 
     def forward_ends(self) -> None:
         """A call of a model is over, or has raised."""
@@ -238,7 +227,7 @@ class Steps:
         """A forward without gradients: a teacher, a rollout or an evaluation."""
         if not self.away:
             self._end_if_complete()
-        step, heard, waiting = self.step, self.heard, self._rows.waiting
+        step, heard, waiting = self.step, self.heard, self._waiting
         step.computed = True
         if not (self.says.outside or self.inside.phases):
             evaluates = not (training or self._is_looked_at_by(model))
@@ -256,7 +245,7 @@ class Steps:
             self.away |= evaluates
         if self.away:
             step.doubtful.add(rows)
-        return Part.OUTSIDE if self.away else Part.STEP
+        return "outside" if self.away else "step"
 
     def _is_looked_at_by(self, model: Hashable) -> bool:
         """Whether a forward of *model* in evaluation mode belongs to the step."""
@@ -267,7 +256,7 @@ class Steps:
 
     def _trains(self, model: Hashable, rows: int | None, *, starts: bool) -> bool:
         """A forward on new rows; *starts*: the first since a backward. Returns whether a micro-step begins."""
-        step, now = self.step, self._rows.current
+        step, now = self.step, self._current
         if now is not None and rows is not None and rows <= now.left:  # a piece
             now.left -= rows
             self._add_fetched(rows, micro_step=starts)
@@ -307,18 +296,18 @@ class Steps:
                 continue
             if one.parts == rows != one.rows:  # its parts were samples
                 one.rows, one.parts = rows, 1
-            self._rows.leave_current()
-            self._rows.current = one
-            self._rows.waiting.remove(one)
+            self._leave_current()
+            self._current = one
+            self._waiting.remove(one)
             self.heard.feeders |= {one.source, one.loader}
             step.sources.add(one.source)
             used = rows if one.rows is None else one.rows if rows is None else min(one.rows, rows - got)
             one.left = 0 if one.rows is None or used is None else one.rows - used
             self._add_fetched(used, micro_step=micro_step and not got)
-            step.add(self._rows.rest, micro_step=False)  # of the batches before
-            if self._rows.rest and self._rows.rest_looker == model:
+            step.add(self._rest, micro_step=False)  # of the batches before
+            if self._rest and self._rest_looker == model:
                 step.why = _PARTLY
-            self._rows.rest = 0
+            self._rest = 0
             got += used or 0
             if one.rows is None or rows is None or got >= rows:
                 return True
@@ -349,7 +338,7 @@ class Steps:
             is_new = one.source not in self.heard.feeders
             return is_new and one.looker is not None, is_new, is_new and one.rows != rows
 
-        waiting = [*self._rows.waiting]
+        waiting = [*self._waiting]
         if len(waiting) > 1:
             waiting.sort(key=unlikely)
         return waiting
@@ -359,14 +348,14 @@ class Steps:
     def backward_begins(self, *, grad_only: bool = False) -> Part:
         """Autograd is about to run; *grad_only*: it accumulates nothing."""
         if self.inside.left_out:
-            return Part.OUTSIDE
+            return "outside"
         self.away = False
         self.inside.backwards += 1
         if self.inside.backwards > 1:
-            return Part.INNER
+            return "inner"
         self.step.computed = True
         is_blind = not (self.heard.calls or grad_only or self.step.updates)  # compiled code has called the model
-        return Part.MICRO_STEP if is_blind and self._take(None, micro_step=True) else Part.STEP
+        return "micro-step" if is_blind and self._take(None, micro_step=True) else "step"
 
     def backward_ends(self, *, grad_only: bool = False) -> None:
         """Autograd has run, or has raised."""
@@ -381,20 +370,20 @@ class Steps:
         """An optimizer's step begins, perhaps inside of another one's."""
         self.inside.updates += 1
         if self.inside.updates > 1 or self.inside.left_out:
-            return Part.INNER
+            return "inner"
         self.away = False
-        return Part.STEP
+        return "step"
 
     def update_ends(self, optimizer: Hashable, *, later: bool = False) -> Part:
         """It is over, and with it a step of a single optimizer, or *later*: where the next thing begins."""
         self.inside.updates = max(0, self.inside.updates - 1)
         if self.inside.updates or self.inside.left_out:
-            return Part.INNER
+            return "inner"
         self.step.updates[optimizer] += 1
         self.step.in_round &= self.inside.backwards > 0
         if len(self._optimizers) == 1 and not later:
             self._end_if_complete()
-        return Part.STEP
+        return "step"
 
     # ---- ends
 
@@ -437,8 +426,8 @@ class Steps:
         if not (heard.calls or step.rows):
             self._take(None, micro_step=True)  # compiled code has made the whole step
         self.step = _Step()
-        self._drop({one.source for one in self._rows.waiting if one.loader not in heard.feeders})
-        del self._rows.waiting[:-_MOST_AHEAD]
+        self._drop({one.source for one in self._waiting if one.loader not in heard.feeders})
+        del self._waiting[:-_MOST_AHEAD]
         if not step.rows:
             step.rows, step.why = [None], step.why or "no batch was fetched for a step, and no model called"
         elif not step.is_fetched and len(self._optimizers) > 1 and max(step.updates.values(), default=0) > 1:

@@ -1,7 +1,7 @@
 """The Trainer of transformers: one call of ``Trainer.train``, a loop whose batches and steps the Trainer's events end.
 
 A step runs from the end of one ``on_step_end`` to the end of the next: the Trainer fetches all batches of the step, and
-then trains on one after the other. What comes between two steps, as an evaluation, its events and its ``control`` show.
+then trains on one after the other. What comes between two steps, as an evaluation, are methods of the Trainer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator, data_loader as accelerate_loaders
@@ -26,7 +27,7 @@ from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.deepspeed_groups import parallel_sizes
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
-from lightning_flops.records import BatchTokens, Shapes
+from lightning_flops.records import BatchTokens, Shapes, TimePhase
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
 from lightning_flops.signals import Undo
@@ -34,7 +35,7 @@ from lightning_flops.sinks.services import TrainerLog
 from lightning_flops.units import printable
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback, TrainerControl
+    from transformers import TrainerCallback
 
     from lightning_flops.schema.profile import Profile
 
@@ -42,6 +43,10 @@ _NO_TOKENS = (
     "Tokens could not be counted, because a batch has no attention_mask on the host, and not every token has a label: "
     "those without one may be padding or a prompt. tokens/s needs tokens_per_sample=... to be given."
 )
+
+
+_LEFT_OUT = {"evaluate": "validation", "predict": "validation", "_save_checkpoint": "checkpoint"}
+"""What belongs to no step, by the Trainer's method that does it."""
 
 
 class TrainerAdapter(LoopAdapter):
@@ -111,6 +116,10 @@ class TrainerAdapter(LoopAdapter):
         hear(self, CallbackHandler, "on_epoch_begin", run.undo, raises=over, of=trainer.callback_handler)
         if hasattr(trainer, "_run_epoch"):  # otherwise what is on torch after an error stays until it trains again
             hear(self, type(trainer), "_run_epoch", run.undo, raises=over, of=trainer)
+        for name, what in _LEFT_OUT.items():
+            if hasattr(type(trainer), name):
+                leaves = partial(kind._leaves, what=what)
+                hear(self, type(trainer), name, run.undo, begins=leaves, ends=kind._comes_back, of=trainer)
         super().begin()
         self._goes_away("start")  # until the first batch is asked for
 
@@ -130,20 +139,21 @@ class TrainerAdapter(LoopAdapter):
         super().mark_parts(stack)
         trainer = self.trainer
         model = trainer.model_wrapped
-        for owner, name, part, of in (
+        parts: tuple[tuple[Any, str, TimePhase, Any], ...] = (
             (type(trainer), "compute_loss", "forward", trainer),
             (accelerate_loaders, "send_to_device", "transfer", None),
             (Accelerator, "clip_grad_norm_", "optimizer", trainer.accelerator),
             (type(model), "zero_grad", "optimizer", model),
-        ):
-            begins = safe(lambda one, *_, part=part, **__: one.part_begins(part))
-            hear(self, owner, name, stack, begins=begins, ends=safe(lambda one, _: one.run.leave()), of=of)
+        )
+        for owner, name, part, of in parts:
+            begins = partial(TrainerAdapter._part_begins, part=part)
+            hear(self, owner, name, stack, begins=begins, ends=TrainerAdapter._part_ends, of=of)
 
-    def part_begins(self, part: str) -> None:
-        """A *part* begins; the transfer of the next batch ends the saving of a best model, as no event does."""
-        if part == "transfer" and self.run.between == "checkpoint":
-            self._goes_away("")
+    def _part_begins(self, *_: Any, part: TimePhase, **__: Any) -> None:
         self.run.enter(part, counts=False)
+
+    def _part_ends(self, _: Any) -> None:
+        self.run.leave()
 
     # ---- batches
 
@@ -166,14 +176,16 @@ class TrainerAdapter(LoopAdapter):
             self.run.notes.add_for_run(_NO_TOKENS)
         return tokens
 
-    @safe
-    def batch_ends(self, control: TrainerControl | None = None) -> None:
-        """The Trainer is through with a batch, and with a step, if it has *control* of what comes next."""
-        self.end_step(updated=control is not None)
-        if control is not None:
-            self.goes_on(control)
-
     # ---- between steps
+
+    def _leaves(self, *_: Any, what: str, **__: Any) -> None:
+        self._goes_away("")
+        self.leave_out(what)
+
+    def _comes_back(self, _: Any) -> None:
+        self.take_in()
+        if self._is_between_epochs:
+            self._goes_away("epoch restart")
 
     @safe
     def epoch_begins(self) -> None:
@@ -181,30 +193,17 @@ class TrainerAdapter(LoopAdapter):
         self._is_between_epochs, self._epoch_begins = False, True
 
     @safe
-    def epoch_ends(self, control: TrainerControl) -> None:
+    def epoch_ends(self) -> None:
         """An epoch is over; a step that a callback has stopped in its middle goes on in the next one."""
         self.run.tokens.fetched.clear()
         self._is_between_epochs = True
-        self.goes_on(control)
-
-    @safe
-    def goes_on(self, control: TrainerControl) -> None:
-        """Have what comes before the next batch in no step; the Trainer logs before it evaluates and saves."""
-        may_save = control.should_save or (self._steps.away and self.trainer.args.save_strategy == "best")
-        if control.should_evaluate and not control.should_log:
-            self._goes_away("validation")
-        elif may_save and not control.should_log:
-            self._goes_away("checkpoint")
-        elif self._is_between_epochs:
-            self._goes_away("epoch restart")
-        else:
-            self._goes_away("")
+        self._goes_away("epoch restart")
 
     # ---- the Trainer's log, and the end
 
     def _log_begins(self, _: Any, logs: dict[str, float], *__: Any, **___: Any) -> None:
         """The Trainer logs its own metrics, those of its training or of an evaluation."""
-        self._logs_last = None if self.run.between == "validation" else "train_runtime" in logs
+        self._logs_last = None if self._steps.inside.left_out else "train_runtime" in logs
 
     def _log_ends(self, _: Any) -> None:
         """It has: those that we have follow, but not in an evaluation."""
@@ -213,7 +212,6 @@ class TrainerAdapter(LoopAdapter):
         trainer = self.trainer
         self.run.finish() if self._logs_last else self.run.log()
         self.log.log_ends(trainer.args, trainer.state, trainer.control)
-        self.goes_on(trainer.control)
 
     @safe
     def finish(self, error: BaseException | None = None) -> None:

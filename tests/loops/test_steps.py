@@ -228,7 +228,7 @@ class Played:
                 self._other(event["other"])
         return self
 
-    def _take(self, part: Part = Part.STEP) -> Part:
+    def _take(self, part: Part = "step") -> Part:
         ended, self.steps.ended = self.steps.ended, None
         if ended is not None:
             self.ended.append(ended)
@@ -252,7 +252,7 @@ class Played:
             event["model"], int(event["rows"]), grads=grads, training=training, same=same
         )
         part = self._take(begins)
-        if not grads or part is Part.OUTSIDE:
+        if not grads or part == "outside":
             self.forwards[part] += 1
         self.steps.forward_ends()
         if event["tensor"]:
@@ -302,7 +302,7 @@ def test_a_loop_has_the_steps_that_it_would_say_itself(optimizers: str, text: st
             looks[word[0]] = int(word[1:])
     rows = [one.rows for one in played.ended]
     assert [f"{'?' if None in one else sum(filter(None, one))}/{len(one)}" for one in rows] == steps
-    looked = {"S": played.forwards[Part.STEP], "O": played.forwards[Part.OUTSIDE], "D": played.fetches[Part.STEP]}
+    looked = {"S": played.forwards["step"], "O": played.forwards["outside"], "D": played.fetches["step"]}
     assert {kind: looked[kind] for kind in looks} == looks
     assert all(one.why for one in played.ended if None in one.rows)
 
@@ -338,14 +338,14 @@ def test_of_any_loop_no_step_has_more_rows_than_were_handed_out_and_turns_are_al
 
 def test_a_loader_that_reads_another_one_is_one_wait() -> None:
     steps = Steps(["optimizer"])
-    assert steps.fetch_begins("outer") is Part.STEP
-    assert steps.fetch_begins("inner") is Part.INNER
+    assert steps.fetch_begins("outer") == "step"
+    assert steps.fetch_begins("inner") == "inner"
     steps.fetch_ends("inner", 8)
     steps.fetch_ends("outer", 8)
-    assert steps.fetch_begins("outer") is Part.STEP
+    assert steps.fetch_begins("outer") == "step"
 
 
 def test_where_the_loop_says_what_is_outside_only_a_loader_that_feeds_steps_ends_it() -> None:
     steps = Steps(["optimizer"])
     steps.says.outside = steps.away = True
-    assert steps.fetch_begins("evaluation") is Part.OUTSIDE and steps.away
+    assert steps.fetch_begins("evaluation") == "outside" and steps.away
