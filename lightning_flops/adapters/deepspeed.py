@@ -284,8 +284,8 @@ class EngineAdapter(LoopAdapter):
         run = self.run
         run.undo.callback(vars(self.engine).pop, _ADAPTER, None)
         vars(self.engine)[_ADAPTER] = self
-        self._hear_method("save_checkpoint", run.undo, LoopAdapter.leave_out, LoopAdapter.take_in, "checkpoint")
-        self._hear_method("destroy", run.undo, LoopAdapter.finish)
+        self._hear_method("save_checkpoint", run.undo, EngineAdapter._saves, EngineAdapter._comes_back)
+        self._hear_method("destroy", run.undo, EngineAdapter._is_destroyed)
         super().begin()
         if self._is_half:
             self.leave_out("start")
@@ -296,50 +296,46 @@ class EngineAdapter(LoopAdapter):
         self,
         name: str,
         undo: Undo,
-        begins: Callable[..., object] | None,
-        ends: Callable[..., object] | None = None,
-        *given: object,
+        begins: Callable[..., object] | None = None,
+        ends: Callable[[Any, Any], object] | None = None,
     ) -> None:
-        """Have *begins* called with what is *given*, and *ends*, around a method of the engine."""
-
-        def starts(adapter: EngineAdapter, *_: Any, **__: Any) -> None:
-            if begins is not None:
-                begins(adapter, *given)
-
-        def stops(adapter: EngineAdapter, _: Any) -> None:
-            if ends is not None:
-                ends(adapter)
-
+        """Have *begins* and *ends* called around a method of the engine, which is over with what it raises."""
         raises = EngineAdapter.raised
-        hear(self, type(self.engine), name, undo, begins=starts, ends=stops, raises=raises, of=self.engine)
+        hear(self, type(self.engine), name, undo, begins=begins, ends=ends, raises=raises, of=self.engine)
 
     def _hear(self, undo: Undo) -> None:
         super()._hear(undo)
-        self._hear_method("backward", undo, LoopAdapter.backward_begins, LoopAdapter.backward_ends)
-        self._hear_method("eval", undo, EngineAdapter._mode_changes, None, None, False)
-        hear(self, type(self.engine), "train", undo, begins=EngineAdapter._mode_changes, of=self.engine)
+        self._hear_method("eval", undo, EngineAdapter._evaluates)
+        self._hear_method("train", undo, EngineAdapter._mode_changes)
 
     def _hear_models(self, undo: Undo) -> None:
-        kind, only = EngineAdapter, {"of": self.engine, "raises": EngineAdapter.raised}
-        hear(self, type(self.engine), "forward", undo, begins=kind._forward_begins, ends=kind._forward_ends, **only)
+        self._hear_method("forward", undo, EngineAdapter._forward_begins, EngineAdapter._forward_ends)
 
     def _hear_updates(self, undo: Undo) -> None:
         self._hear_method("step", undo, EngineAdapter._step_begins, EngineAdapter._step_ends)
 
     def mark_parts(self, stack: Undo) -> None:
-        """Hear what the engine itself computes for the update."""
+        """Hear the engine's own backward, which is more than autograd's, and what it computes for the update."""
         super().mark_parts(stack)
+        self._hear_method("backward", stack, LoopAdapter.backward_begins, LoopAdapter.backward_ends)
         for name in _OWN_WORK:
             if hasattr(type(self.engine), name):
                 self._hear_method(name, stack, EngineAdapter._work_begins, EngineAdapter._work_ends)
 
-    @safe
-    def _work_begins(self) -> None:
+    def _work_begins(self, *_: Any, **__: Any) -> None:
         self._work.enter_context(self.run.window.recorder.optimizer_work())
 
-    @safe
-    def _work_ends(self) -> None:
+    def _work_ends(self, _: Any) -> None:
         self._work.close()
+
+    def _saves(self, *_: Any, **__: Any) -> None:
+        self.leave_out("checkpoint")
+
+    def _comes_back(self, _: Any) -> None:
+        self.take_in()
+
+    def _is_destroyed(self, _: Any) -> None:
+        self.finish()
 
     @safe
     def raised(self, error: BaseException) -> None:
@@ -354,14 +350,12 @@ class EngineAdapter(LoopAdapter):
     def _forward_ends(self, output: Any) -> None:
         self.forward_ends(self.engine.module, (), output)
 
-    @safe
-    def _step_begins(self) -> None:
+    def _step_begins(self, *_: Any, **__: Any) -> None:
         self._updates = int(self.engine.global_steps)
         if self.engine.is_gradient_accumulation_boundary():
             self.update_begins(self.engine)
 
-    @safe
-    def _step_ends(self) -> None:
+    def _step_ends(self, _: Any) -> None:
         is_updated = int(self.engine.global_steps) != self._updates
         if self._steps.inside.updates:
             self.update_ends(self.engine)
@@ -371,7 +365,9 @@ class EngineAdapter(LoopAdapter):
             self._is_half = False
             self.take_in()
 
-    @safe
+    def _evaluates(self, _: Any) -> None:
+        self._mode_changes(None, False)
+
     def _mode_changes(self, _: Any, mode: bool = True) -> None:
         if not mode and not self._steps.step.computed:
             self._goes_away("validation")
@@ -410,11 +406,10 @@ class PipelineAdapter(EngineAdapter):
         undo.callback(self._forget_instruction)
         kind = PipelineAdapter
         self._hear_parts(self._always, undo)
-        self._hear_method("train_batch", undo, LoopAdapter._goes_away, kind._train_batch_ends, "")
-        self._hear_method("eval_batch", undo, LoopAdapter.leave_out, LoopAdapter.take_in, "validation")
+        self._hear_method("train_batch", undo, kind._train_batch_begins, kind._train_batch_ends)
+        self._hear_method("eval_batch", undo, kind._evaluates_batch, kind._comes_back)
         if self._loads and hasattr(type(self.engine), "_next_batch"):
-            ends = kind._micro_batch_is_loaded
-            hear(self, type(self.engine), "_next_batch", undo, begins=kind._load_begins, ends=ends, of=self.engine)
+            self._hear_method("_next_batch", undo, kind._load_begins, kind._micro_batch_is_loaded)
 
     def mark_parts(self, stack: Undo) -> None:
         """Hear the instructions."""
@@ -438,21 +433,17 @@ class PipelineAdapter(EngineAdapter):
         if function := getattr(getattr(kept, "__func__", None), "__wrapped__", None):
             self.engine._exec_instr = MethodType(function, self.engine)
 
-    @safe
     def _part_begins(self, /, *_: Any, part: TimePhase, buffer_id: int = 0, **__: Any) -> None:
         if part == "forward" and not self._loads and not self.run.outside_of:
             self._micro_batch_is_there((), tensor_shapes(self.engine.pipe_buffers["inputs"][buffer_id]))
         self.run.enter(part)
 
-    @safe
     def _part_ends(self, _: Any) -> None:
         self.run.leave()
 
-    @safe
     def _load_begins(self, _: Any) -> None:
         self.run.fetch_begins()
 
-    @safe
     def _micro_batch_is_loaded(self, batch: Any) -> None:
         self.run.fetch_ends()
         if not self.run.outside_of:
@@ -464,7 +455,12 @@ class PipelineAdapter(EngineAdapter):
         if len(self._micro_batches) == 1:
             self.run.batch_begins(shapes)
 
-    @safe
-    def _train_batch_ends(self) -> None:
+    def _evaluates_batch(self, *_: Any, **__: Any) -> None:
+        self.leave_out("validation")
+
+    def _train_batch_begins(self, *_: Any, **__: Any) -> None:
+        self._goes_away("")
+
+    def _train_batch_ends(self, _: Any) -> None:
         batches, self._micro_batches = self._micro_batches or [((), (), None)], []
         self.run.batch_done(*batches, updates=1, ends_step=True, logs=self._logs())

@@ -188,7 +188,7 @@ class LightningAdapter(PhasedAdapter):
     @safe
     def hear_action(self, profiler: Any, heard: Callable[[], object]) -> None:
         """An action of *profiler*'s begins or ends, as which this is *heard*."""
-        if profiler is self._trainer.profiler and not self._is_another():  # type: ignore[attr-defined]
+        if profiler is self._trainer.profiler and _OTHER_FIT not in self.run.outside_of:  # type: ignore[attr-defined]
             heard()
 
     # Of these each does what it does as a part, too, if it is one.
@@ -219,14 +219,13 @@ class LightningAdapter(PhasedAdapter):
             self.run.leave()
         does()
 
-    @safe
     def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
         if self._fetches_for_steps():
-            self.run.between_steps("")
+            if self.run.between:
+                self.run.between_steps("")
             self.run.fetch_begins()
 
-    @safe
     def fetch_ends(self, batch: Any) -> None:
         """A loader has delivered *batch*; if it goes to a device, its tokens are read here, on the host."""
         if self._fetches_for_steps():
@@ -236,13 +235,10 @@ class LightningAdapter(PhasedAdapter):
 
     def _fetches_for_steps(self) -> bool:
         """Whether what is fetched now is for this run's steps: not for a validation inside the fit, nor another fit."""
-        return (not self._trains or bool(self._trainer.training)) and not self._is_another()
+        is_another = _OTHER_FIT in self.run.outside_of
+        return (not self._trains or bool(self._trainer.training)) and not is_another
 
     # ---- fits inside of this one, a finder's and those of other Trainers, and checkpoints
-
-    def _is_another(self) -> bool:
-        """Whether another fit goes on now, which belongs to no step of this one."""
-        return _OTHER_FIT in self.run.outside_of
 
     def _leaves(self, *_: Any, what: str, **__: Any) -> None:
         self.run.outside(what)
@@ -263,13 +259,11 @@ class LightningAdapter(PhasedAdapter):
                 undo.callback(one.register_step_post_hook(update[1]).remove)
 
     def _begins_by_hand(self, /, *_: Any, part: TimePhase, **__: Any) -> None:
-        if not self._is_another():
-            self.run.enter(part)
+        self.run.enter(part)
 
     def _ends_by_hand(self, /, *_: Any, part: TimePhase) -> None:
-        if not self._is_another():
-            self.run.leave()
-            self._done.updates += part == "optimizer"
+        self.run.leave()
+        self._done.updates += part == "optimizer" and _OTHER_FIT not in self.run.outside_of
 
     # ---- batches, epochs, validations: hooks of the callback, which are safe
 
@@ -281,7 +275,8 @@ class LightningAdapter(PhasedAdapter):
     def batch_starts(self, batch: Any) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
         run = self.run
-        run.between_steps("")
+        if run.between:
+            run.between_steps("")
         tokens = run.tokens.take(batch, fetched=self._reads_ahead) if run.tokens.reads else None
         self._batch = batch, tensor_shapes(batch), tokens
         run.batch_begins(*self._batch[1:])

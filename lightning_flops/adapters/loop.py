@@ -89,6 +89,7 @@ class _Known:
     initial_step: int  # x-axis of the first step
     log_every: int  # steps; 0: throughput is written when a subclass says so
     reads_fetched: bool  # tokens, before the model gets them
+    keeps_batches: bool  # for settings that are functions of one; it is not held otherwise
     accumulate: int = 1
     autocast: str = ""
     workers: int | None = None
@@ -127,8 +128,13 @@ class LoopAdapter(PhasedAdapter):
             profile_step=config.next_profile_step(steps_done=steps_before),
             **known,
         )
-        on_device = self.facts.device.type != "cpu"
-        self._known = _Known(steps_before, initial_step, log_every_n_steps, reads_fetched=on_device)
+        self._known = _Known(
+            steps_before,
+            initial_step,
+            log_every_n_steps,
+            reads_fetched=self.facts.device.type != "cpu",
+            keeps_batches=callable(config.batch_size) or callable(config.tokens_per_sample),
+        )
         self._steps = Steps(map(id, self._optimizers))
         self._names: MutableMapping[Any, int] = WeakIdKeyDictionary()  # of iterators and loaders
         self._running, self._fetches = _RunningStep(), _Fetches()
@@ -170,7 +176,8 @@ class LoopAdapter(PhasedAdapter):
         kind = type(self)
         self._hear_models(undo)
         self._hear_updates(undo)
-        hear(self, torch.autograd, "backward", undo, begins=kind.backward_begins, ends=kind.backward_ends)
+        begins, ends, raises = kind.backward_begins, kind.backward_ends, getattr(kind, "raised", None)
+        hear(self, torch.autograd, "backward", undo, begins=begins, ends=ends, raises=raises)
         begins, ends = partial(kind.backward_begins, grad_only=True), partial(kind.backward_ends, grad_only=True)
         hear(self, torch.autograd, "grad", undo, begins=begins, ends=ends)
         hear_fetches(self, undo)
@@ -236,13 +243,15 @@ class LoopAdapter(PhasedAdapter):
 
     def forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is called."""
-        steps, run = self._steps, self.run
-        if steps.is_inside:  # a model inside another one, a recomputation, or in what the loop leaves out
+        steps, run, inside = self._steps, self.run, self._steps.inside
+        # A model inside another one, a recomputation, or in what the loop leaves out.
+        if inside.forwards or inside.backwards or inside.fetches or inside.left_out:
             steps.forward_begins(None, None)
             return
         computed, grads = steps.step.computed, torch.is_grad_enabled()
         given = self._given(args, kwargs)
-        shapes = tensor_shapes(given)
+        is_one = type(given) is torch.Tensor and not given.is_nested
+        shapes = (tuple(given.shape),) if is_one else tensor_shapes(given)
         rows = self._fetches.sizes[0] if shapes == self._fetches.shapes else samples_in(shapes)
         same = grads and self._is_same(given)
         part = steps.forward_begins(id(module), rows, grads=grads, training=module.training, same=same)
@@ -281,8 +290,10 @@ class LoopAdapter(PhasedAdapter):
         run, device = self.run, self.facts.device.type
         if run.window.marks is not None and torch.is_autocast_enabled(device):
             self._known.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-        one, self._fetches.handed = self._fetches.handed or _MicroStep(shapes, given=self._kept(given)), None
-        if run.tokens.reads or run.tokens.fetched:
+        kept = given if self._known.keeps_batches else ()
+        one, self._fetches.handed = self._fetches.handed or _MicroStep(shapes, given=kept), None
+        # A tensor alone shows none.
+        if run.tokens.fetched or (run.tokens.reads and not isinstance(given, torch.Tensor)):
             one.tokens = self._tokens(given, shapes)
         self._running.micro_steps.append(one)
         if is_first and not (self.counts_at_fetch and self._steps.heard.feeders):
@@ -291,11 +302,6 @@ class LoopAdapter(PhasedAdapter):
     def _may_count(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
         if self.run.steps_done > self._known.steps_before:  # the first step lacks what follows an update
             self.run.batch_begins(shapes, tokens)
-
-    def _kept(self, given: Any) -> Any:
-        """*given*, if a setting is a function of it; it is not held otherwise."""
-        config = self.run.config
-        return given if callable(config.batch_size) or callable(config.tokens_per_sample) else ()
 
     def _tokens(self, given: Any, shapes: Shapes) -> BatchTokens | None:
         """The tokens of a batch, read where it was fetched, or here if it is on the host."""
@@ -413,7 +419,7 @@ class LoopAdapter(PhasedAdapter):
             fetches.kind, fetches.shapes, fetches.sizes = type(batch), shapes, (samples_in(shapes), alike_parts(batch))
         steps.fetch_ends(source, *fetches.sizes, loader=loader, explicit=handed_out)
         if handed_out and HIDDEN_SHAPE not in shapes:  # otherwise they are those of what the model gets
-            fetches.handed = _MicroStep(shapes, given=self._kept(batch))
+            fetches.handed = _MicroStep(shapes, given=batch if self._known.keeps_batches else ())
         if self.counts_at_fetch and not (steps.step.computed or shapes in fetches.learned):
             self._may_count(shapes)  # before anything computes on it
             if self.run.window.recorder.counting:

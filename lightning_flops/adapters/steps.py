@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 _DOUBTFUL = "a batch may have been trained on that was taken for one of an evaluation"
@@ -120,12 +121,6 @@ class Steps:
         self.away = False  # for an evaluation, until the loop goes on
         self.ended: StepEnd | None = None
 
-    @property
-    def is_inside(self) -> bool:
-        """Whether a call of a model now would be a part of something else."""
-        inside = self.inside
-        return inside.forwards + inside.backwards + inside.fetches + inside.left_out > 0
-
     # ---- fetches
 
     def fetch_begins(
@@ -137,7 +132,7 @@ class Steps:
         inside.fetches += 1
         if inside.fetches > 1 or inside.left_out:
             return "inner"
-        if self.step.updates and self._ends_by_itself:
+        if self.step.updates and self._optimizers and not self.says.ends:
             self._end()
         if source in heard.feeders or self.says.outside or inside.phases:
             self.away &= source not in heard.feeders
@@ -164,7 +159,7 @@ class Steps:
         self.says.batches |= explicit
         if self.inside.fetches or self.away or self.inside.left_out or explicit < self.says.batches:
             return
-        if not self.step.begun:
+        if self._current is not None and not self.step.begun:
             self._leave_current()
         self._waiting.append(_Fetched(source, source if loader is None else loader, rows, parts))
         self.step.begun = True
@@ -177,10 +172,10 @@ class Steps:
 
     def _leave_current(self) -> None:
         """No further piece of the latest batch comes: its other rows were handed out, too."""
-        if self._current is not None and self._current.left:
-            self._rest += self._current.left
-            self._rest_looker = self._current.looker
-        self._current = None
+        current, self._current = self._current, None
+        if current is not None and current.left:
+            self._rest += current.left
+            self._rest_looker = current.looker
 
     def _drop(self, sources: set[Hashable]) -> None:
         """Nothing will be trained on what waits of *sources*; what was looked at was an evaluation's."""
@@ -206,7 +201,8 @@ class Steps:
         if not grads:
             return self._look(model, rows, training=training)
         self.away = False
-        if len(self._optimizers) == 1 or not heard.feeders:  # of several a step ends where a batch is fetched
+        # Of several optimizers a step ends where a batch is fetched.
+        if self.step.updates and (len(self._optimizers) == 1 or not heard.feeders):
             self._end_if_complete()
         step = self.step
         if not step.forwards and (self._waiting or not heard.feeders):
@@ -291,12 +287,16 @@ class Steps:
     def _take(self, rows: int | None, model: Hashable = None, *, micro_step: bool) -> bool:
         """Take a batch that waits, of other iterators one more each until *rows* are there; whether one was there."""
         step, got = self.step, 0
-        for one in self._by_likelihood(rows):
+        waiting = [*self._waiting]
+        if waiting and (waiting[0].source != waiting[-1].source or waiting[0].source not in self.heard.feeders):
+            waiting.sort(key=partial(self._unlikely, rows=rows))
+        for one in waiting:
             if one.source in step.sources or (one.looker is not None and self._was_evaluated(one, rows, got, model)):
                 continue
             if one.parts == rows != one.rows:  # its parts were samples
                 one.rows, one.parts = rows, 1
-            self._leave_current()
+            if self._current is not None:
+                self._leave_current()
             self._current = one
             self._waiting.remove(one)
             self.heard.feeders |= {one.source, one.loader}
@@ -304,10 +304,10 @@ class Steps:
             used = rows if one.rows is None else one.rows if rows is None else min(one.rows, rows - got)
             one.left = 0 if one.rows is None or used is None else one.rows - used
             self._add_fetched(used, micro_step=micro_step and not got)
-            step.add(self._rest, micro_step=False)  # of the batches before
-            if self._rest and self._rest_looker == model:
-                step.why = _PARTLY
-            self._rest = 0
+            if self._rest:  # of the batches before
+                step.add(self._rest, micro_step=False)
+                step.why = _PARTLY if self._rest_looker == model else step.why
+                self._rest = 0
             got += used or 0
             if one.rows is None or rows is None or got >= rows:
                 return True
@@ -331,17 +331,10 @@ class Steps:
         if rows in self.step.doubtful and self.step.evaluations < 2:
             self.step.why = _DOUBTFUL
 
-    def _by_likelihood(self, rows: int | None) -> list[_Fetched]:
-        """What waits: of loaders that feed steps, and what nothing looked at first, of others first what has *rows*."""
-
-        def unlikely(one: _Fetched) -> tuple[bool, bool, bool]:
-            is_new = one.source not in self.heard.feeders
-            return is_new and one.looker is not None, is_new, is_new and one.rows != rows
-
-        waiting = [*self._waiting]
-        if len(waiting) > 1:
-            waiting.sort(key=unlikely)
-        return waiting
+    def _unlikely(self, one: _Fetched, rows: int | None) -> tuple[bool, bool, bool]:
+        """Of loaders that feed no step so far, what was looked at comes last, and first what has *rows*."""
+        is_new = one.source not in self.heard.feeders
+        return is_new and one.looker is not None, is_new, is_new and one.rows != rows
 
     # ---- backwards and updates
 
@@ -409,16 +402,13 @@ class Steps:
     def finish(self) -> None:
         """The loop is over."""
         self._end_if_complete()
-        if self.heard.feeders and self.step.updates and self._ends_by_itself:
+        if self.heard.feeders and self.step.updates and self._optimizers and not self.says.ends:
             self._end()
-
-    @property
-    def _ends_by_itself(self) -> bool:
-        return bool(self._optimizers) and not self.says.ends
 
     def _end_if_complete(self) -> None:
         """End the step if every optimizer has made its update."""
-        if self._ends_by_itself and not self.inside.backwards and self._optimizers <= self.step.updates.keys():
+        optimizers = self._optimizers
+        if optimizers and optimizers <= self.step.updates.keys() and not (self.says.ends or self.inside.backwards):
             self._end()
 
     def _end(self) -> None:
@@ -426,8 +416,9 @@ class Steps:
         if not (heard.calls or step.rows):
             self._take(None, micro_step=True)  # compiled code has made the whole step
         self.step = _Step()
-        self._drop({one.source for one in self._waiting if one.loader not in heard.feeders})
-        del self._waiting[:-_MOST_AHEAD]
+        if self._waiting:
+            self._drop({one.source for one in self._waiting if one.loader not in heard.feeders})
+            del self._waiting[:-_MOST_AHEAD]
         if not step.rows:
             step.rows, step.why = [None], step.why or "no batch was fetched for a step, and no model called"
         elif not step.is_fetched and len(self._optimizers) > 1 and max(step.updates.values(), default=0) > 1:
