@@ -157,7 +157,6 @@ class TrainerAdapter(LoopAdapter):
 
     # ---- batches
 
-    @safe
     def fetch_begins(self, source: Any) -> None:
         """A DataLoader's iterator is asked for a batch: the first one of an epoch feeds its steps."""
         if self._epoch_begins:

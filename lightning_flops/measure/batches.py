@@ -34,6 +34,10 @@ def tensor_shapes(batch: Any) -> Shapes:
 
     ``HIDDEN_SHAPE`` for a nested tensor, and if there are none, but other things, as texts or a class of the user's.
     """
+    flat = batch.values() if type(batch) is dict else batch if type(batch) in (list, tuple) else (batch,)
+    shapes = tuple([tuple(one.shape) for one in flat if type(one) is torch.Tensor and not one.is_nested])
+    if len(shapes) == len(flat):  # as most batches, of which each step asks
+        return shapes
     found, hides = list[tuple[int, ...]](), False
     for value in held_in(batch, _MAX_DEPTH, PackedSequence):
         if isinstance(value, torch.Tensor):
