@@ -6,14 +6,15 @@ priority: ours does not start while another is there, and stops when one is set 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from lightning_flops.config import TraceSchedule
 from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.parts import Parts
-from lightning_flops.measure.patches import listen
+from lightning_flops.measure.patches import guarded, listen
 from lightning_flops.measure.torch_private import optional
 from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, module_mark, phase_mark
 from lightning_flops.signals import Undo, words_of
@@ -35,6 +36,16 @@ logger = package_logger(__name__)
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _SILENT = "6"  # at this level Kineto does not report every start and stop of ours on stderr
+
+
+def _safely(act: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a tracer: where it fails nothing is traced, and the step goes on."""
+
+    @functools.wraps(act)
+    def call(self: StepTracer, *args: Any) -> Any:
+        return guarded(self._cannot_trace, act, self, *args)
+
+    return call
 
 
 class StepTracer:
@@ -56,22 +67,20 @@ class StepTracer:
 
     # ---- the schedule
 
+    @_safely
     def warm_up(self) -> None:
         """The next step will be traced: put up the marks, and start a device's tracing early."""
-        with self._safely():
-            if self._is_up or self.lost is not None or self._is_there_another():
-                return
-            self._index = -1
-            self._put_up()
-            if self._device.type != "cpu":
-                self._prepare()
+        if self._is_up or self.lost is not None or self._is_there_another():
+            return
+        self._index = -1
+        self._put_up()
+        if self._device.type != "cpu":
+            self._prepare()
 
+    @_safely
     def start(self, index: int) -> None:
         """The step begins, or the next one of its batches; *index* steps of this fit came before it."""
-        with self._safely():
-            if self._recording:
-                self._mark_step(index)
-                return
+        if not self._recording:
             self.warm_up()
             if self.lost is not None or self._is_there_another():
                 return
@@ -79,7 +88,7 @@ class StepTracer:
                 self._prepare()
             self._by_us(self._profiler.start_trace)
             self._recording, self._first_index = True, index
-            self._mark_step(index)
+        self._mark_step(index)
 
     def enter(self, part: str) -> None:
         """*part* of the step begins; in a forward, work outside of module calls is the root's."""
@@ -93,27 +102,25 @@ class StepTracer:
         if len(self._marks) > 1:
             self._marks.pop().__exit__(None, None, None)
 
+    @_safely
     def stop(self, *signatures: StepSignature) -> TracedStepRecord | None:
         """The steps of these *signatures* are over: what was recorded; everything is removed from torch."""
-        record = None
         if not self._recording:
             return None
-        with self._safely():
-            self._close_marks()
-            rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-            self._profiler.add_metadata_json(METADATA_KEY, json.dumps({"rank": rank}))
-            profiler = self._take()
-            self._end(profiler)
-            path = self._export(profiler)
-            record = TracedStepRecord(index=self._first_index, signatures=signatures, process=os.getpid(), path=path)
-            events = profiler.profiler.kineto_results.events()
-            if self._device.type != "cpu" and all(event.device_type().name == "CPU" for event in events):
-                self.lost = (
-                    f"The trace has no event of the {self._device.type} device (it may not be permitted here): kernels "
-                    "and device times of modules are n/a."
-                )
-            self.give_up()
-        return record
+        self._close_marks()
+        rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+        self._profiler.add_metadata_json(METADATA_KEY, json.dumps({"rank": rank}))
+        profiler = self._take()
+        self._end(profiler)
+        path = self._export(profiler)
+        events = profiler.profiler.kineto_results.events()
+        if self._device.type != "cpu" and all(event.device_type().name == "CPU" for event in events):
+            self.lost = (
+                f"The trace has no event of the {self._device.type} device (it may not be permitted here): kernels "
+                "and device times of modules are n/a."
+            )
+        self.give_up()
+        return TracedStepRecord(index=self._first_index, signatures=signatures, process=os.getpid(), path=path)
 
     def give_up(self) -> None:
         """Stop tracing, and remove everything of ours from torch. What was traced before stays."""
@@ -152,13 +159,6 @@ class StepTracer:
             raise
 
     # ---- inside
-
-    @contextmanager
-    def _safely(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self._cannot_trace(error)
 
     def _cannot_trace(self, error: Exception) -> None:
         logger.debug("a step could not be traced", exc_info=error)
