@@ -73,15 +73,16 @@ class Window:
 
     def leave_scope(self) -> None:
         """What was counted until here is a whole batch, or what the loop did before something outside of steps."""
-        scope, self.scope = self.scope, None
-        if scope is not None:
-            scope.close()
+        if self.scope is not None:
+            self.scope.close()
+            self.scope = None  # last: what an interrupt leaves of it, the next call undoes
 
     def unmark(self) -> None:
         """Take the marks off."""
-        marks, self.marks, self.parts = self.marks, None, None
-        if marks is not None:
-            marks.close()
+        self.parts = None
+        if self.marks is not None:
+            self.marks.close()
+            self.marks = None
 
     def finish(
         self, adapter: Adapter, context: RunContext, notes: Notes, *, padding: float | None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import nn
 
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.patches import listen
+from lightning_flops.run.window import Window
 from lightning_flops.signals import Undo
 from tests.left_on_torch import torch_state
 
@@ -71,6 +74,26 @@ def test_no_line_of_an_undo_loses_a_wrapper_to_ctrl_c(several: bool) -> None:
         came = _closed(undo, at)
         assert owner.first is function
         assert owner.second is function
+    assert at > 10
+
+
+@pytest.mark.parametrize(("held", "end"), [("marks", Window.unmark), ("scope", Window.leave_scope)])
+def test_no_line_of_a_windows_end_loses_a_wrapper_to_ctrl_c(held: str, end: Callable[[Window], None]) -> None:
+    """What the interrupted call leaves, the run's end undoes."""
+    at, came = 0, True
+    while came:
+        at += 1
+
+        def function() -> int:
+            return 3
+
+        owner: Any = SimpleNamespace(first=function, second=function)
+        window, undo = object.__new__(Window), Undo()
+        for name in ("first", "second"):
+            listen(undo, owner, name, lambda: None)
+        setattr(window, held, undo)
+        came = _closed(SimpleNamespace(close=partial(end, window)), at)
+        assert (owner.first, owner.second) == (function, function), at
     assert at > 10
 
 
