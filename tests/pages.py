@@ -24,9 +24,11 @@ LEFT_OUT = "[...]"
 
 _FENCED = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
-_PARTS_OF_A_STEP = "data wait|transfer|forward|backward|optimizer|other|global step"
+_PARTS_OF_A_STEP = (
+    "data wait|transfer|forward|backward|optimizer|other|global step|rollout|scoring|training|rewards|rest"
+)
 _SPEAKS_OF_TIME = re.compile(
-    r"^A typical step: |latency:|latency min / |FLOPS per GPU|samples/second|tokens/second|^ +typical, "
+    r"^A typical step: |latency:|latency min / |FLOPS per GPU|samples/second|tokens/second|^ +(typical|mean), "
     rf"|^({_PARTS_OF_A_STEP}) +[\d.]+ +[\d.]+%"
 )
 _FIGURE = re.compile(r"\d[\d.,]*(?: ?[numkKMGT]?(?:s\b|FLOPS\b|FLOP/s)|%| [KM](?= |$))?")

@@ -219,7 +219,6 @@ RULES: tuple[Rule, ...] = (
         remedy="Generate for more prompts at once, as each token reads all of the weights (TRL: a larger "
         "generation_batch_size), or let an inference server do it (TRL: use_vllm=True).",
         unless="where memory is full of keys and values, or where steps must not train on samples of earlier weights",
-        changes=True,
         saves=lambda one, measured: measured * (1.0 - rate_of_rollout(one.phases)),
         ceiling="that share, less what its FLOPs take at the training's FLOP/s",
     ),

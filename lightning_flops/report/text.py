@@ -10,7 +10,6 @@ from typing import Any
 from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.analysis.formula import FlopsFormula
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.records import REST
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
 from lightning_flops.report.document import VIEW, WHOLE, Section, View, as_html, draw, draw_all, sentences, some_of
@@ -172,7 +171,7 @@ def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
 def _phases(profile: Profile) -> str:
     """The phases of a step that has some beside training."""
     of = profile.peaks_flops_per_sec  # without a peak, why there is no MFU is said of the step's
-    mfu = {name: f" (MFU {percent(one.mfu)})" for name, one in profile.phases.items() if of and name != REST}
+    mfu = {name: f" (MFU {percent(one.mfu)})" for name, one in profile.phases.items() if of and one.flops}
     shown = " · ".join(f"{name} {percent(one.ratio)}{mfu.get(name, '')}" for name, one in profile.phases.items())
     return f"Phases: {shown}." if shown and profile.timing is not None else ""
 

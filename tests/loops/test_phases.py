@@ -103,6 +103,56 @@ def test_the_summary_the_table_the_json_and_the_scalars_have_the_phases(now: Fak
     assert scalars["flops_monitor/scoring_mfu"] == pytest.approx(2 * FORWARD / (PEAK * 3.5))
 
 
+class Value(nn.Module):
+    """A number for each row, by a matrix of one column."""
+
+    def __init__(self, now: FakeNow, seconds: float) -> None:
+        super().__init__()
+        self.layer, self.now, self.seconds = nn.Linear(WIDTH, 1, bias=False), now, seconds
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.now.sleep(self.seconds)
+        output: Tensor = self.layer(rows)
+        return output
+
+
+def test_a_step_of_ppo_has_its_rollout_its_scoring_and_all_epochs_over_minibatches(now: FakeNow) -> None:
+    epochs, minibatches, rows_each = 2, 3, 1
+    policy, reference, reward, value = Policy(now, 0.5), Policy(now, 3.0), Value(now, 2.0), Value(now, 1.0)
+    optimizer = torch.optim.SGD([*policy.parameters(), *value.parameters()], lr=0.1)
+    loader: Any = torch.utils.data.DataLoader(torch.ones(12 * ROWS, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"profile_step": 8, "timing_steps": 3, "trace": False, "lines": False}
+    with profile_training({"policy": policy, "value": value}, optimizer, **settings) as profiler:
+        for rows in loader:
+            with torch.no_grad():
+                policy.generate(rows)
+                for scores in (policy, reference, reward, value):
+                    scores(rows)
+            with profiler.phase("advantages"):
+                now.sleep(1.5)
+            for _ in range(epochs):
+                for piece in rows.split(rows_each):
+                    (policy(piece).sum() + value(piece).sum()).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            profiler.step()
+    profile = profile_of(profiler)
+    a_row, a_value = 2 * WIDTH * WIDTH, 2 * WIDTH  # a forward; its backward is as much again, as rows need no gradient
+    assert {name: one.flops for name, one in profile.phases.items()} == {
+        "rollout": TOKENS * ROWS * a_row,
+        "scoring": ROWS * (2 * a_row + 2 * a_value),
+        "training": epochs * minibatches * rows_each * 2 * (a_row + a_value),
+        "advantages": 0,
+        "rest": 0,
+    }
+    assert {name: one.seconds for name, one in profile.phases.items()} == pytest.approx(
+        {"rollout": TOKENS * 0.75, "scoring": 6.5, "training": 6 * 1.5, "advantages": 1.5, "rest": 0.0}
+    )
+    assert profile.timing is not None
+    assert sum(one.seconds or 0.0 for one in profile.phases.values()) == pytest.approx(profile.timing.global_step_sec)
+    assert sum(one.flops or 0 for one in profile.phases.values()) == profile.flops.model
+
+
 def test_a_name_by_hand_wins_and_what_it_names_belongs_to_the_step(now: FakeNow) -> None:
     def step(policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow) -> None:
         with profiler.phase("act"), torch.no_grad():
@@ -132,6 +182,33 @@ def test_an_evaluation_is_no_scoring(now: FakeNow) -> None:
             policy.generate(rows)
 
     assert profiled(now, step).phases == {}
+
+
+def test_tokens_of_a_generate_that_calls_another_are_counted_once_and_none_of_an_evaluation(now: FakeNow) -> None:
+    class Wrapper(Policy):
+        def generate(self, rows: Tensor) -> Tensor:
+            return super().generate(rows)
+
+    def step(policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow) -> None:
+        policy.__class__ = Wrapper
+        with torch.no_grad():
+            policy.generate(rows)
+            with profiler.outside_of_steps():
+                reference.generate(rows)
+
+    rollout = profiled(now, step).phases["rollout"]
+    assert (rollout.tokens, rollout.completion_tokens) == (ROWS * (WIDTH + TOKENS), ROWS * TOKENS)
+
+
+def test_a_generate_inside_a_rollout_that_is_named_by_hand_has_its_tokens(now: FakeNow) -> None:
+    def step(policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow) -> None:
+        with profiler.phase("rollout"), torch.no_grad():
+            now.sleep(1.0)
+            policy.generate(rows)
+
+    rollout = profiled(now, step).phases["rollout"]
+    assert rollout.completion_tokens == ROWS * TOKENS
+    assert rollout.seconds == pytest.approx(1.0 + TOKENS * 0.75)
 
 
 def test_what_trains_inside_generate_is_training(now: FakeNow) -> None:
@@ -178,3 +255,7 @@ def test_flops_of_a_rollout_by_a_server_are_an_estimate_and_in_no_sum(
     assert rollout.mfu is None
     assert (rollout.tokens, rollout.completion_tokens) == (ROWS * (WIDTH + TOKENS), ROWS * TOKENS)
     assert Client.generate is generate
+    assert "A server generated" in str(profile)
+    unknown = profiled(now, step).phases["rollout"]  # how many tokens the training has is not known
+    assert (unknown.flops, unknown.estimated) == (None, False)
+    assert unknown.seconds == pytest.approx(4.0)
