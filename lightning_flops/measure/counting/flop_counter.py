@@ -237,7 +237,9 @@ class FlopCounter:
                 state.push(Running(name, "forward", module, state.task(), pushed=True))
             return
         task = state.task()
-        is_outermost = caller.owner is None and task == NO_GRAPH_TASK and not state.paused
+        # Some of Lightning's strategies run a training step as the forward of its module, inside their wrapper.
+        is_step = hasattr(caller.owner, "training_step") and "forward" in vars(caller.owner)
+        is_outermost = (caller.owner is None or is_step) and task == NO_GRAPH_TASK and not state.paused
         if self._looks is not None and is_outermost and not torch.is_grad_enabled():
             self._looks(module)
         if name is None:  # a loss function, or another model
