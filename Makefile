@@ -11,7 +11,7 @@ export XDG_CACHE_HOME := $(CURDIR)/.cache
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-oldest test-deepspeed-suite test-hta test-mutations golden test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-memory bench-advice bench-twins bench-stragglers bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-oldest test-deepspeed-suite test-hta test-mutations golden test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-memory bench-plan bench-advice bench-twins bench-stragglers bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -35,6 +35,7 @@ help:
 	@echo "make bench-zoo  hundreds of architectures of transformers and timm beside an oracle of their Python calls"
 	@echo "make bench-time  whether reported times are those of an unprofiled run, and what timing and tracing cost"
 	@echo "make bench-memory  predicted peak memory beside the CPU allocator's, and torch's MemTracker"
+	@echo "make bench-plan  the floor of a plan beside the step that it is the floor of"
 	@echo "make bench-advice  whether the first advice names what is planted in small programs, and what obeying it saves"
 	@echo "make bench-loops  loops as people write them, each beside its own account of samples, steps, seconds and FLOPs"
 	@echo "make bench-twins  whether a comparison names nothing between two runs of a program, and what was planted between two"
@@ -267,6 +268,10 @@ bench-foreign-traces: $(VENV)/.installed-dev
 # Takes some ten minutes; ONLY=GPT2 takes some of the programs, and prints their table.
 bench-memory: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.memory $(if $(ONLY),--only '$(ONLY)')
+
+# Takes some two minutes on a machine that does nothing else.
+bench-plan: $(VENV)/.installed-dev
+	$(RUN) -m benchmarks.plan_floor $(if $(ONLY),--only '$(ONLY)')
 
 # For so long, all trainings together.
 bench-faults: SECONDS ?= 900

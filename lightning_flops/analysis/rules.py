@@ -348,11 +348,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="exposed_communication",
         measured=lambda one: one.transfer_share,
-        words=_of_waiting,
+        words=lambda one: {**_of_waiting(one), **_of_memory(one)},
         fact="Communication that no computation hides takes {measured} of the step, {waits}.",
         # Sharded gradients (ZeRO-2 and -3, FSDP) are reduced in every micro-step: accumulation saves nothing there.
-        remedy="Raise the batch size, or, where gradients are reduced once a step (DDP, ZeRO-0 and -1), accumulate "
-        "them over more batches; let communication begin earlier (DDP: a smaller bucket_cap_mb; DeepSpeed: "
+        remedy="Raise the batch size{room}, or, where gradients are reduced once a step (DDP, ZeRO-0 and -1), "
+        "accumulate them over more batches; let communication begin earlier (DDP: a smaller bucket_cap_mb; DeepSpeed: "
         "overlap_comm, reduce_bucket_size, stage3_prefetch_bucket_size).",
         unless="where a larger batch changes how the model learns",
         changes=True,

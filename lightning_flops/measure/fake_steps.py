@@ -59,18 +59,18 @@ def two_steps(
     rounds: Sequence[Sequence[Any]],
     update: Callable[[], object] | None,
     loss_of: Callable[[Any], torch.Tensor],
-    lives: TensorLives,
+    followed: tuple[TensorLives, TensorLives],
     *,
     causal_attention: CausalAttention = "full",
     around: AbstractContextManager[object] | None = None,
 ) -> FlopCounter:
-    """Make two training steps whose storages *lives* follows, as an optimizer's states are born in the first.
+    """Make two training steps, whose storages are *followed*, as an optimizer's states are born in the first.
 
     Of each round of batches all forwards, then their backwards; an *update*; gradients are dropped. *loss_of* gets a
     batch and returns the loss: what the model has put out may be dropped with it. *around* is entered for each step.
     The counter of the second is returned.
     """
-    for _ in range(2):
+    for lives in followed:
         counter = FlopCounter(model, causal_attention=causal_attention, lives=lives)
         with around or nullcontext(), counter:
             for batches in rounds:
@@ -194,7 +194,7 @@ class FakeSteps:
         batch = tree_map_only(torch.Tensor, partial(self._fake_input, fakes, size), self._batch)
         lives.hold(tensors_of(batch), "batch")
         update = None if optimizer is None else partial(_update, optimizer, fakes, notes)
-        counter = two_steps(model, [[batch]] * self._accumulate, update, self._loss_of, lives)
+        counter = two_steps(model, [[batch]] * self._accumulate, update, self._loss_of, (lives, lives))
         states = () if optimizer is None else tensors_of([*optimizer.state.values()])
         blocks = _blocks(model)
         tensors = lives.taken(states, counter.total(), size, notes=notes, blocks=blocks)

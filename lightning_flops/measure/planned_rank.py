@@ -137,7 +137,7 @@ def plan_rank(
                 [batches],
                 update,
                 lambda batch: loss_in(called(model, batch)),
-                lives,
+                (TensorLives(), lives),  # in the first, DTensor finds shapes by operators on whole tensors
                 causal_attention=causal_attention,
                 around=collectives,
             )

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import math
 import os
@@ -79,12 +81,82 @@ def in_buckets(mesh: Any) -> Any:
     return net, torch.randn(4, 1500)
 
 
+class Odd(nn.Module):
+    """Five columns, of which a rank of two has three or two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 5), nn.Linear(5, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.down(torch.relu(self.up(x)))
+
+
+def unevenly(mesh: Any) -> Any:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    net = parallelize_module(Odd(), mesh["tp"], {"up": ColwiseParallel(output_layouts=Replicate())})
+    return net, torch.randn(BATCH, WIDTH), torch.optim.SGD(net.parameters(), momentum=0.9, foreach=False)
+
+
+class InSequence(nn.Module):
+    """A block whose norm has the rank's part of the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.block = nn.LayerNorm(WIDTH), Block()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.norm(x)
+        return self.block.down(torch.relu(self.block.up(x)))
+
+
+def sequence_parallel(mesh: Any) -> Any:
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    part = Shard(1)
+    styles = {
+        "": PrepareModuleInput(input_layouts=(part,), desired_input_layouts=(part,)),
+        "norm": SequenceParallel(),
+        "block.up": ColwiseParallel(input_layouts=part),
+        "block.down": RowwiseParallel(output_layouts=part),
+    }
+    net = parallelize_module(InSequence(), mesh["tp"], styles)
+    return net, torch.randn(2, BATCH // mesh["tp"].size(), WIDTH)
+
+
+def hybrid(mesh: Any) -> Any:
+    """Shards of two ranks, which two such groups have."""
+    from torch.distributed.fsdp import fully_shard
+
+    net = Net()
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    return net, torch.randn(BATCH, WIDTH), torch.optim.AdamW(net.parameters(), foreach=False)
+
+
 JOBS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
     "tensor_parallel": (tensor_parallel, {"tp": 2}),
     "fully_sharded": (fully_sharded, {"dp": 2}),
     "replicated": (replicated, {"dp": 2}),
     "in_buckets": (in_buckets, {"dp": 2}),
+    "unevenly": (unevenly, {"tp": 2}),
+    "sequence_parallel": (sequence_parallel, {"tp": 2}),
     "both": (both, {"dp": 2, "tp": 2}),
+    "hybrid": (hybrid, {"replicas": 2, "shards": 2}),
+    "tensor_parallel on 4": (tensor_parallel, {"tp": 4}),
+    "sequence_parallel on 4": (sequence_parallel, {"tp": 4}),
+    "fully_sharded on 4": (fully_sharded, {"dp": 4}),
+    "replicated on 4": (replicated, {"dp": 4}),
 }
 
 
@@ -115,6 +187,23 @@ def flat(value: Any) -> Iterable[torch.Tensor]:
             yield from flat(one)
 
 
+def risen(step: Callable[[], None]) -> int:
+    """By how much memory rises in a step at most, by the CPU allocator's events.
+
+    In some steps by more: gloo holds what it sends until it is sent.
+    """
+    gc.collect()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    results: Any = profiler.profiler
+    events = sorted((one for one in results.kineto_results.events() if one.name() == "[memory]"), key=started)
+    return max(itertools.accumulate((int(one.nbytes()) for one in events), initial=0))
+
+
+def started(event: Any) -> int:
+    return int(event.start_ns())
+
+
 def account(job: str, rank: int) -> dict[str, Any]:
     """What this rank does in its third step, by torch's own counter and a mode of this file."""
     make, sizes = JOBS[job]
@@ -133,7 +222,12 @@ def account(job: str, rank: int) -> dict[str, Any]:
     with counter, seen:
         step()
     local = [one.to_local() if hasattr(one, "to_local") else one for one in net.parameters()]
+    states = [one for optimizer in optimizers for state in optimizer.state.values() for one in state.values()]
+    held = [one.to_local() if hasattr(one, "to_local") else one for one in (*net.buffers(), *states, batch)]
+    if isinstance(net, nn.parallel.DistributedDataParallel):
+        held += local  # its buckets
     return {
+        "peak": sum(one.nbytes for one in (*local, *held)) + min(risen(step) for _ in range(5)),
         "flops": counter.get_total_flops(),
         "local_params": sum(math.prod(one.shape) for one in local),
         "collectives": {name: [calls, seen.bytes[name]] for name, calls in sorted(seen.calls.items())},

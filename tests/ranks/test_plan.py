@@ -35,12 +35,14 @@ KINDS = {
     "allgather_base_": "all_gather",
     "reduce_scatter_base_": "reduce_scatter",
     "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
 }
 """By the name that torch's operator has without underscores at its beginning."""
 HIDDEN = 4 * WIDTH
 
 
-OTHERS = [pytest.param(job, marks=pytest.mark.slow) for job in ("replicated", "in_buckets", "both")]
+OTHERS = [pytest.param(job, marks=pytest.mark.slow) for job in sorted({*JOBS} - {"tensor_parallel", "fully_sharded"})]
 
 
 @pytest.mark.parametrize("job", ["tensor_parallel", "fully_sharded", *OTHERS])
@@ -57,6 +59,10 @@ def test_a_plan_is_what_real_ranks_do(job: str, tmp_path: Path) -> None:
         planned = {row.kind: [row.calls, row.bytes] for row in plan.collectives}
         names = {name: name.split(".")[1].lstrip("_") for name in real["collectives"]}
         assert planned == {KINDS[names[name]]: found for name, found in real["collectives"].items()}
+        if plan.memory is not None:
+            # A rank of gloo may hold what it sends for longer; what Python makes tensors of are a few bytes.
+            sent = 0 if job.startswith(("replicated", "in_buckets")) else sum(row.bytes for row in plan.collectives)
+            assert 0 <= real["peak"] - plan.memory.peak_bytes <= sent + 16
 
 
 def layer(inputs: int, outputs: int) -> int:
