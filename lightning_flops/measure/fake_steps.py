@@ -193,8 +193,8 @@ class FakeSteps:
         optimizer = self._remade(fakes, notes)
         batch = tree_map_only(torch.Tensor, partial(self._fake_input, fakes, size), self._batch)
         lives.hold(tensors_of(batch), "batch")
-        update = None if optimizer is None else partial(_update, optimizer, fakes, notes)
-        counter = two_steps(model, [[batch]] * self._accumulate, update, self._loss_of, (lives, lives))
+        updates = None if optimizer is None else partial(_try_update, optimizer, fakes, notes)
+        counter = two_steps(model, [[batch]] * self._accumulate, updates, self._loss_of, (lives, lives))
         states = () if optimizer is None else tensors_of([*optimizer.state.values()])
         blocks = _blocks(model)
         tensors = lives.taken(states, counter.total(), size, notes=notes, blocks=blocks)
@@ -279,18 +279,23 @@ def failed_steps(
     return None
 
 
-def _update(optimizer: Any, fakes: Fakes, notes: list[str]) -> None:
-    """The optimizer's step, unless it has failed; its *fakes* have values meanwhile: memory does not go by them."""
-    if notes:
-        return
+def update(optimizer: Any, fakes: Fakes) -> None:
+    """The optimizer's step; *fakes* have values meanwhile: what it takes does not go by them."""
     fakes.answers[_ASKS_VALUE] = _one
     try:
         optimizer.step()
+    finally:
+        del fakes.answers[_ASKS_VALUE]
+
+
+def _try_update(optimizer: Any, fakes: Fakes, notes: list[str]) -> None:
+    if notes:  # it has failed
+        return
+    try:
+        update(optimizer, fakes)
     except Exception as error:
         words = f"is left out, as its step fails on fake parameters: {words_of(error)}."
         notes.append(f"{type(optimizer).__name__} {words}")
-    finally:
-        del fakes.answers[_ASKS_VALUE]
 
 
 def _one(tensor: torch.Tensor) -> float:

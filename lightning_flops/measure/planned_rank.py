@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.counting.flop_counter import CausalAttention
-from lightning_flops.measure.counting.offline import VariedBatch, called, tensors_of
+from lightning_flops.measure.counting.offline import Fakes, VariedBatch, called, tensors_of
 from lightning_flops.measure.counting.totals import bytes_of
-from lightning_flops.measure.fake_steps import loss_in, two_steps
+from lightning_flops.measure.fake_steps import loss_in, two_steps, update
 from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.tensor_lives import TensorLives
@@ -118,24 +119,26 @@ def plan_rank(
         device_mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
         inside.replace(DistributedDataParallel, "__init__", _replicate)
         inside.replace(DistributedDataParallel, "forward", _forward)
-        fake = inside.enter_context(new_fake_mode())
+        fakes = Fakes(new_fake_mode())
+        inside.enter_context(fakes.mode)
         inside.enter_context(torch.compiler.set_stance("force_eager"))
         try:
             with OnTheCpu():
                 made = make(device_mesh)
             model, batch, optimizer = _made(made)
-            batch = tree_map_only(torch.Tensor, fake.from_tensor, VariedBatch.like(batch, at) if at else batch)
+            batch = tree_map_only(torch.Tensor, fakes.mode.from_tensor, VariedBatch.like(batch, at) if at else batch)
             batches = [batch, *(tree_map_only(torch.Tensor, _another, batch) for _ in range(microbatches - 1))]
             replicas = [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
             lives = TensorLives()
             lives.hold(map(on_this_rank, (*model.parameters(), *model.buffers())), "parameters")
             lives.hold((one for replica in replicas for one in vars(replica)["buckets"]), "gradients")
             lives.hold(tensors_of(batches), "batch")
-            collectives, update = Collectives(), getattr(optimizer, "step", None)
+            collectives = Collectives()
+            inside.enter_context(fakes)
             counter = two_steps(
                 model,
                 [batches],
-                update,
+                None if optimizer is None else partial(update, optimizer, fakes),
                 lambda batch: loss_in(called(model, batch)),
                 (TensorLives(), lives),  # in the first, DTensor finds shapes by operators on whole tensors
                 causal_attention=causal_attention,
