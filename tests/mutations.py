@@ -328,6 +328,7 @@ MUTATIONS = (
         "return min((one.num_workers",
         "return max((one.num_workers",
         "lightning/test_loops.py lightning/test_import_roots.py",
+        "no test has loaders with different numbers of workers, which would be processes",
     ),
     Mutation("adapters/place.py", "if is_theirs and inner is not None", "if inner is not None", "loops/test_place.py"),
     Mutation("adapters/place.py", 'if name != "ep"', "if name", "loops/test_place.py"),
