@@ -319,8 +319,8 @@ MUTATIONS = (
     # adapters
     Mutation(
         "adapters/transformers.py",
-        'self.trainer.args.save_strategy == "best"',
-        "False",
+        ', "_save_checkpoint": "checkpoint"}',
+        "}",
         "transformers/test_trainer_phases.py transformers/test_trainer_callback.py",
     ),
     Mutation(
