@@ -211,7 +211,7 @@ def _require_sense(profile: Profile) -> None:
 
     try:
         sizes = {one.name: min(astuple(one.total_bytes)) for one in profile.modules}
-        if "" not in sizes or min(sizes.values()) < 0:
+        if sizes and ("" not in sizes or min(sizes.values()) < 0):
             raise ValueError("no module is the root, or one has bytes below 0")
         render_text(profile, detailed=True)
         compare_profiles(profile, profile)
