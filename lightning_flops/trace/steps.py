@@ -286,7 +286,12 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
         rest_us = mean.wall_us - kernel_us - wait_us
         kinds = (("kernel time", kernel_us, 0.0), ("data_wait", wait_us, 0.0), (_UNMARKED, rest_us, exposed_us or 0.0))
         return tuple(TracedPart(name=name, wall_sec=us / 1e6, exposed_sec=of / 1e6) for name, us, of in kinds if us)
-    own_ns = _own_ns(trace)
+    # Of each part in each step what is no communication that nothing hides.
+    (names, step, spent), count = _spent(trace, ()), len(steps_of(trace))
+    order, part = intervals.numbered(names)
+    own = spent.sum(axis=0) - spent[_FILLINGS.index("communication_ns")]
+    of_steps = intervals.sums_by(part * count + step, own, len(order) * count).reshape(len(order), count)
+    own_ns = dict(zip(order, of_steps.tolist(), strict=True))
     return tuple(
         TracedPart(
             name=name,
@@ -296,15 +301,6 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
         )
         for name, one in parts.items()
     )
-
-
-def _own_ns(trace: Trace) -> dict[str, list[int]]:
-    """Nanoseconds of each part in each step, without communication that nothing hides."""
-    names, step, spent = _spent(trace, ())
-    (parts, part), steps = intervals.numbered(names), len(steps_of(trace))
-    own = spent.sum(axis=0) - spent[_FILLINGS.index("communication_ns")]
-    sums = intervals.sums_by(part * steps + step, own, len(parts) * steps)
-    return dict(zip(parts, sums.reshape(len(parts), steps).tolist(), strict=True))
 
 
 def _pieces(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -> tuple[list[str], Ints, Ints]:

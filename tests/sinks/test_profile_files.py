@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -15,6 +16,7 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.sinks.profile_files import KINDS, read_profile, read_report, read_runs, traces_at
 from tests.report.compared import run
+from tests.report.test_text import profile_of
 
 PROFILE = run()
 
@@ -32,6 +34,11 @@ def write(path: Path, profile: Profile | ThroughputSummary, *, at: float | None 
     if at is not None:
         os.utime(path, (at, at))
     return path
+
+
+def test_a_profile_of_a_model_that_was_not_described_is_read(tmp_path: Path) -> None:
+    undescribed = replace(profile_of("unknown"), modules=())
+    assert read_profile(write(tmp_path / "profile.json", undescribed))[0] == undescribed
 
 
 def numbered(number: int) -> Profile:
