@@ -40,6 +40,16 @@ class _Fetched:
     left: int = 0  # rows that nothing was trained on so far
     looker: Hashable = None  # model that was called with as many rows, without gradients, before anything trained
 
+    def use(self, rows: int | None, got: int) -> int | None:
+        """Its rows that a forward on *rows* is on, of which that has *got* some from another batch."""
+        if self.parts == rows != self.rows:  # its parts were samples
+            self.rows, self.parts = rows, 1
+        used = self.rows
+        if rows is not None:
+            used = rows if used is None else min(used, rows - got)
+        self.left = 0 if self.rows is None or used is None else self.rows - used
+        return used
+
 
 @dataclass(slots=True)
 class _Step:
@@ -223,25 +233,32 @@ class Steps:
         """A forward without gradients: a teacher, a rollout or an evaluation."""
         if not self.away:
             self._end_if_complete()
-        step, heard, waiting = self.step, self.heard, self._waiting
+        step = self.step
         step.computed = True
         if not (self.says.outside or self.inside.phases):
             evaluates = not (training or self._is_looked_at_by(model))
             if not (training or step.forwards):
                 step.lookers.add(model)
-            if waiting and not step.forwards:
-                is_new = heard.feeders.isdisjoint(one.loader for one in waiting)
-                if is_new and model in heard.trainees and (heard.feeders or evaluates):
-                    step.doubtful |= {one.rows for one in waiting}
-                    heard.evaluators |= {one.loader for one in waiting}
-                    waiting.clear()
-                    step.begun, evaluates, step.evaluations = False, True, step.evaluations + 1
-                elif rows == waiting[-1].rows and len(waiting) == 1:  # of two loaders both feed the step
-                    waiting[-1].looker = model
+            if self._waiting and not step.forwards:
+                evaluates = self._looks_at_waiting(model, rows, evaluates=evaluates)
             self.away |= evaluates
         if self.away:
             step.doubtful.add(rows)
         return "outside" if self.away else "step"
+
+    def _looks_at_waiting(self, model: Hashable, rows: int | None, *, evaluates: bool) -> bool:
+        """*model* is called with *rows* before anything trained on what waits; whether it *evaluates* after all."""
+        step, heard, waiting = self.step, self.heard, self._waiting
+        is_new = heard.feeders.isdisjoint([one.loader for one in waiting])
+        if is_new and model in heard.trainees and (heard.feeders or evaluates):
+            step.doubtful |= {one.rows for one in waiting}
+            heard.evaluators |= {one.loader for one in waiting}
+            waiting.clear()
+            step.begun, step.evaluations = False, step.evaluations + 1
+            return True
+        if rows == waiting[-1].rows and len(waiting) == 1:  # of two loaders both feed the step
+            waiting[-1].looker = model
+        return evaluates
 
     def _is_looked_at_by(self, model: Hashable) -> bool:
         """Whether a forward of *model* in evaluation mode belongs to the step."""
@@ -293,16 +310,13 @@ class Steps:
         for one in waiting:
             if one.source in step.sources or (one.looker is not None and self._was_evaluated(one, rows, got, model)):
                 continue
-            if one.parts == rows != one.rows:  # its parts were samples
-                one.rows, one.parts = rows, 1
             if self._current is not None:
                 self._leave_current()
             self._current = one
             self._waiting.remove(one)
             self.heard.feeders |= {one.source, one.loader}
             step.sources.add(one.source)
-            used = rows if one.rows is None else one.rows if rows is None else min(one.rows, rows - got)
-            one.left = 0 if one.rows is None or used is None else one.rows - used
+            used = one.use(rows, got)
             self._add_fetched(used, micro_step=micro_step and not got)
             if self._rest:  # of the batches before
                 step.add(self._rest, micro_step=False)
