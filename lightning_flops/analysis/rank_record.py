@@ -38,7 +38,7 @@ class RankRecord:
     module_names: tuple[str, ...] = ()  #: Modules with times, in tree order.
     own_forward_ns: Integers  #: Of each of them in the traced step, without the modules below it.
     own_backward_ns: Integers  #: Of their backwards.
-    #: Standard error of all modules' times in the traced steps together, where the host's clock tells them. None: not.
+    #: Standard error of all modules' times in the traced steps together, where the host's clock has them. None: not.
     modules_error_sec: float | None = None
     left_out: str = ""  #: What did not fit, in words.
 
