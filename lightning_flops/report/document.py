@@ -298,32 +298,35 @@ class View:
         Columns that do not fit all the same stand below, behind the first one again.
         """
         columns = [[printable(cell) for cell in column] for column in zip(head, *rows, strict=True)]
-        widths = [max(map(len, column)) for column in columns]
-        most = (self.width or sum(widths) + 2 * len(widths)) - 2 * (len(widths) - 1)
-        cut, enough = left if sum(widths) > most else (), max(_ENOUGH_NAME_CHARS, (self.width or 0) // 3)
-        least = {place: min(enough, distinct_width(columns[place], least=_LEAST_NAME_CHARS)) for place in cut}
-        while sum(widths) > most and (wide := [place for place in least if widths[place] > least[place]]):
-            widths[max(wide, key=widths.__getitem__)] -= 1
-        if sum(widths) > most and len(head) > 2:
-            ends = [end + 2 * place for place, end in enumerate(accumulate(widths))]
-            fitting = max(2, bisect_right(ends, self.width or 0))
-            parts = [*range(fitting)], [0, *range(fitting, len(head))]
-            above, below = (
-                self.table(
-                    [head[place] for place in part],
-                    [[row[place] for place in part] for row in rows],
-                    left=[index for index, place in enumerate(part) if place in left],
-                )
-                for part in parts
-            )
-            return [*above, "", *below]
-        return [
+        widths = self._fitted(columns, left)
+        ends = [end + 2 * place for place, end in enumerate(accumulate(widths))]
+        fitting = max(2, bisect_right(ends, self.width or ends[-1]))
+        lines = [
             "  ".join(
                 f"{short(cell, width):<{width}}" if place in left else f"{cell:>{width}}"
                 for place, (cell, width) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
             for row in zip(*columns, strict=True)
         ]
+        return lines if fitting >= len(head) else self._parts([head, *rows], left, fitting)
+
+    def _fitted(self, columns: Sequence[Sequence[str]], left: Collection[int]) -> list[int]:
+        """How wide each column is, the widest of those in *left* cut as far as it takes, and as their cells differ."""
+        widths = [max(map(len, column)) for column in columns]
+        most = (self.width or sum(widths) + 2 * len(widths)) - 2 * (len(widths) - 1)
+        cut, enough = left if sum(widths) > most else (), max(_ENOUGH_NAME_CHARS, (self.width or 0) // 3)
+        least = {place: min(enough, distinct_width(columns[place], least=_LEAST_NAME_CHARS)) for place in cut}
+        while sum(widths) > most and (wide := [place for place in least if widths[place] > least[place]]):
+            widths[max(wide, key=widths.__getitem__)] -= 1
+        return widths
+
+    def _parts(self, rows: Sequence[Sequence[str]], left: Collection[int], fitting: int) -> list[str]:
+        """The first *fitting* columns as a table, and below it the others behind the first one."""
+        drawn = list[str]()
+        for places in ([*range(fitting)], [0, *range(fitting, len(rows[0]))]):
+            head, *others = [[row[place] for place in places] for row in rows]
+            drawn += ["", *self.table(head, others, left=[places.index(place) for place in left if place in places])]
+        return drawn[1:]
 
     def rule(self, title: str = "") -> str:
         """A rule with a *title* in the middle; the one that ends a report has none."""

@@ -176,11 +176,15 @@ class Columns:
         of_all = {name: [getattr(one, name) for one in given] for name in ("sequence", "forward_thread", "correlation")}
         for name, values in {**self._named(spans), **of_all, **of_device}.items():
             self._parts[name] += _packed(name, values)
-        # What the occupancy follows from is kept of events whose own is written as 0 for their much shared memory.
-        for row, one in enumerate(given if 0 in of_device["occupancy_percent"] else (), len(self._parts["kind"])):
+        if 0 in of_device["occupancy_percent"]:
+            self._note_occupancy(given)
+        self._parts["kind"] += kinds
+
+    def _note_occupancy(self, given: Sequence[Any]) -> None:
+        """Keep what the occupancy follows from of events whose own is 0 for their much shared memory."""
+        for row, one in enumerate(given, len(self._parts["kind"])):
             if one.occupancy_percent == 0 and (shared := _number(one.shared_memory, 0)) > _MUCH_SHARED_BYTES:
                 self._without_occupancy[row] = bytes(one.grid), bytes(one.block), one.registers, int(shared)
-        self._parts["kind"] += kinds
 
     def _without_foreign(self, spans: Sequence[Any]) -> tuple[list[Any], bytes]:
         """Those of *spans* that torch wrote, and their kinds; torch 1.8 wrote categories with capitals."""

@@ -369,8 +369,7 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
         step = np.full(len(rows), -1)
     everyone = [*(trace.only_group or ())]
     said_of = (one.group or str(everyone or "") for one in trace.collectives)
-    # A report of thousands of ranks has thousands of these: a long text is called by its digest.
-    groups_of = [_digest(text) if len(text) > _LONG_GROUP else text or None for text in said_of]
+    groups_of = [*map(_short_group, said_of)]
     what = np.where(said >= 0, trace.collective[said], -1)  # the last one says nothing
     keys, place = intervals.numbered(
         (names[one], None if names[one] in _POINT_TO_POINT else groups_of[index], at)
@@ -390,8 +389,10 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     )
 
 
-def _digest(group: str) -> str:
-    return hashlib.blake2b(group.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+def _short_group(group: str) -> str | None:
+    # A report of thousands of ranks has thousands of these: a long text is called by its digest.
+    digest = hashlib.blake2b(group.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    return digest if len(group) > _LONG_GROUP else group or None
 
 
 class CounterTrack(NamedTuple):
