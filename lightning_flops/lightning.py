@@ -275,7 +275,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if (
             run is not None
             and self._to_parent is not None
-            and (path := run.facts.output.files.profile_path) is not None
+            and (path := run.adapter.facts.output.files.profile_path) is not None
         ):
             with suppress(OSError):  # the other process is gone
                 self._to_parent.send(os.path.abspath(path))

@@ -33,7 +33,7 @@ class Hook:
         """Notify the adapter, if it is there, on the thread that trains."""
         leave_compiled_code()
         adapter = self._adapter()
-        if adapter is None or adapter.run.closed or adapter.run.thread != threading.get_ident():
+        if adapter is None or adapter.run.closed or adapter.run.delivery.thread != threading.get_ident():
             return
         try:
             self._notify(adapter, *args)
@@ -69,7 +69,7 @@ def hear(
 
     def has_begun(*args: Any, **kwargs: Any) -> Ends | None:
         one = held()
-        if one is None or one.run.closed or one.run.thread != threading.get_ident():
+        if one is None or one.run.closed or one.run.delivery.thread != threading.get_ident():
             return None
         if only is not None and not (args and args[0] is only()):
             return None
@@ -161,7 +161,7 @@ def _looked_up(listeners: list[_Actions], original: Callable[..., Any]) -> Calla
         for each in listeners:
             if (heard := each[action_name]) is not None:
                 one = each.listener()
-                if one is not None and one.run.thread == threading.get_ident():
+                if one is not None and one.run.delivery.thread == threading.get_ident():
                     one.hear_action(self, heard)
         return original(self, action_name, *args, **kwargs)
 

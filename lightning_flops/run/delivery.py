@@ -139,6 +139,7 @@ class Delivery:
         self._config = config
         self._publish = publish
         self.worker = Worker()
+        self.thread = threading.get_ident()  # the training thread
         self._ready: deque[Callable[[], object]] = deque()  # what the training thread has to give to the loggers
         self._latest: threading.Event | None = None  # the profile of the window that closed last is there, or lost
         self._is_first = facts.rank == 0

@@ -23,7 +23,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import TokenReader
 from lightning_flops.measure.fake_steps import failed_steps
 from lightning_flops.measure.notes import Notes
-from lightning_flops.measure.timing.processor_wait import heat_counter
+from lightning_flops.measure.timing.processor_wait import Heat, heat_counter
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
 from lightning_flops.report.predicted_document import headline
@@ -56,11 +56,9 @@ class Run:
 
     def __init__(self, adapter: Adapter, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
         self.adapter = adapter
-        self.config = config
-        self.facts = facts = adapter.facts
+        facts = adapter.facts
         self.undo = Undo()  # removes everything of ours; an adapter adds the undo of its hooks
         self.closed = False
-        self.thread = threading.get_ident()  # the training thread
         self.notes = notes = Notes()
         self.delivery = Delivery(facts, config, publish, notes)
         self.throughput = Throughput(adapter, config, note=notes.add_for_run)
@@ -72,20 +70,20 @@ class Run:
 
     def begin(self) -> None:
         """The run begins; the adapter's own hooks are in place."""
-        self._heat = heat_counter(self.facts.device, self.undo)
-        self._await_window(self.facts.profile_step)
+        facts = self.adapter.facts
+        self._await_window(facts.profile_step, heat_counter(facts.device, self.undo))
         self.throughput.monitor.go_on()
         self._step_begins()
 
-    def _await_window(self, step: int | None) -> None:
+    def _await_window(self, step: int | None, heat: Heat) -> None:
         """Prepare the window that opens before *step*."""
         self.notes.begin_window()
         self.window = new_window(
             step,
             adapter=self.adapter,
-            config=self.config,
+            config=self.throughput.config,
             notes=self.notes,
-            heat=self._heat,
+            heat=heat,
             counted=self.throughput.counted,
             may_time=self.delivery.may_time,
         )
@@ -98,7 +96,9 @@ class Run:
         may_check = throughput.counts_steps and not window.is_open and window.step != self.steps_done + 1
         if may_check and throughput.flops.schedule.draws_check() and not profiler_is_recording():
             throughput.step.random = True
-            if not self.facts.ends_when_dropped:  # there with its first forward: what counts would keep the model alive
+            if (
+                not self.adapter.facts.ends_when_dropped
+            ):  # there with its first forward: what counts would keep the model alive
                 window.sample(steps_done=self.steps_done)
         if not window.is_idle:
             self._follow()
@@ -243,9 +243,9 @@ class Run:
 
     def log(self) -> None:
         """Give the loggers what the monitor has: the run logs its own metrics now."""
-        if self.config.monitor:
-            output = self.facts.output
-            if (scalars := self.throughput.read(prefix=output.monitor_prefix)) and self.facts.rank == 0:
+        if self.throughput.config.monitor:
+            output = self.adapter.facts.output
+            if (scalars := self.throughput.read(prefix=output.monitor_prefix)) and self.adapter.facts.rank == 0:
                 output.loggers.write_scalars(scalars, step=self.adapter.logged_at())
 
     def context(self) -> RunContext:
@@ -255,7 +255,7 @@ class Run:
     def _close_window(self) -> None:
         """Hand what the window has measured to the reports, and await the next."""
         window, delivery, context = self.window, self.delivery, self.context()
-        for step in self.config.listed_between(window.step or 0, self.steps_done):
+        for step in self.throughput.config.listed_between(window.step or 0, self.steps_done):
             sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
             self.notes.add(sentence)
             delivery.passed_over(step, sentence)
@@ -266,7 +266,7 @@ class Run:
         else:
             words = f"the {context.run_word} ended in the middle of {context.step_word} {window.step}"
             delivery.warn(f"nothing was profiled: {words}")
-        self._await_window(self.config.next_profile_step(steps_done=self.steps_done))
+        self._await_window(self.throughput.config.next_profile_step(steps_done=self.steps_done), window.heat)
 
     def finish(self, *, interrupted_by: BaseException | None = None, waits: bool = True) -> None:
         """The run is over, or was *interrupted_by* something: report what was measured, and remove everything.
@@ -292,11 +292,11 @@ class Run:
             self.close()
         _account_for(interrupted_by, self.adapter, self.context)
         if interrupted_by is None:
-            why, limits_sec = "ended", (SEC_TO_FINISH, self.config.ranks_timeout_sec)
+            why, limits_sec = "ended", (SEC_TO_FINISH, self.throughput.config.ranks_timeout_sec)
         else:
             why, limits_sec = f"was interrupted by {type(interrupted_by).__name__}", (SEC_AFTER_ERROR,) * 2
         missed = f"its run {why} after {self.steps_done} step(s), before its window closed"
-        summary = self.throughput.summary(notes=self.notes.unreported) if self.config.monitor else None
+        summary = self.throughput.summary(notes=self.notes.unreported) if self.throughput.config.monitor else None
         self.delivery.finish(
             "" if self.window.step is None else missed,
             now=self.adapter.logged_at(),
@@ -311,7 +311,7 @@ class Run:
         if getattr(self, "closed", True):
             return
         try:
-            if self.facts.ends_when_dropped and threading.get_ident() == self.thread:
+            if self.adapter.facts.ends_when_dropped and threading.get_ident() == self.delivery.thread:
                 self.finish(waits=False)
         except Exception as error:
             logger.warning("the report of a run that was dropped was lost: %s", words_of(error))

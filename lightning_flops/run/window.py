@@ -32,6 +32,7 @@ class Window:
     recorder: Recorder
     memory: MemoryWatch
     processors: ProcessorWatch
+    heat: Heat
     is_open: bool = False
     micro_batch_size: int | None = None
     fetches: int = 0  # seen since the window was made
@@ -166,4 +167,4 @@ def new_window(
         counted=counted,
         may_time=partial(may_time, step or 0),
     )
-    return Window(step, recorder, memory, ProcessorWatch(heat=heat))
+    return Window(step, recorder, memory, ProcessorWatch(heat=heat), heat)
