@@ -52,6 +52,12 @@ class Handle(ProfiledRun):
         # Weak, because the table of handles must not keep an engine alive: the engine keeps its adapter.
         self._kept: Callable[[], EngineAdapter | None] = lambda: None
 
+    @property
+    def run(self) -> Any:
+        """The engine's run; None when it is over."""
+        adapter = self._kept()
+        return None if adapter is None else adapter.run
+
     def detach(self) -> None:
         """Report what there is if a window is open, and leave nothing on the engine; the profiles stay."""
         self._detached = True
