@@ -11,7 +11,7 @@ export XDG_CACHE_HOME := $(CURDIR)/.cache
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-oldest test-deepspeed-suite test-hta test-mutations golden test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-memory bench-plan bench-advice bench-twins bench-stragglers bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-oldest test-deepspeed-suite test-hta test-mutations golden test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-memory bench-plan bench-advice bench-twins bench-stragglers bench-phases bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -39,6 +39,7 @@ help:
 	@echo "make bench-advice  whether the first advice names what is planted in small programs, and what obeying it saves"
 	@echo "make bench-loops  loops as people write them, each beside its own account of samples, steps, seconds and FLOPs"
 	@echo "make bench-twins  whether a comparison names nothing between two runs of a program, and what was planted between two"
+	@echo "make bench-phases  sleeps in each phase of GRPO and of a PPO loop, which must be found in that phase"
 	@echo "make bench-stragglers  whether the rank that sleeps is named, with its part and module, on two real ranks"
 	@echo "make bench-traces  how fast traces are read and analyzed, beside HolisticTraceAnalysis"
 	@echo "make bench-foreign-traces TRACES=folder  other people's traces, held to sums that the benchmark makes itself"
@@ -248,6 +249,10 @@ bench-loops: $(VENV)/.installed-dev
 # Writes benchmarks/results/twins.md anew; takes some minutes on a machine that does nothing else.
 bench-twins: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.twins
+
+# Writes benchmarks/results/phases.md anew; takes a minute and a half.
+bench-phases: $(VENV)/.installed-dev
+	$(RUN) -m benchmarks.phases
 
 # Writes benchmarks/results/stragglers.md anew; takes two minutes on a machine that does nothing else.
 bench-stragglers: $(VENV)/.installed-dev

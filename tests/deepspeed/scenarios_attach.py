@@ -27,6 +27,7 @@ from lightning_flops.pytorch import profile_training
 from lightning_flops.run import delivery
 from tests.deepspeed.engines import (
     BLOCK,
+    SAMPLES,
     config,
     engine_of,
     flops_of,
@@ -232,3 +233,26 @@ def a_loop_around_an_engine_says_how_often_and_where_throughput_is_written() -> 
 
     assert written_at() == [4, 8]
     assert written_at(log_every_n_steps=2, initial_step=500) == [502, 504, 506, 508, 510]
+
+
+@scenario()
+def what_a_handle_names_is_a_phase_and_a_model_that_is_only_asked_scores() -> None:
+    engine, teacher = engine_of(config(block=None)), nn.Linear(8, 16, bias=False)
+    handle = attach(engine, BLOCK)
+
+    def step(engine: Any, batch: Any) -> torch.Tensor:
+        with torch.no_grad():
+            teacher(batch)
+        with handle.phase("act"), torch.no_grad():
+            engine.module(batch)
+        loss: torch.Tensor = engine(batch).square().sum()
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    train(engine, STEPS, step=step)
+    profile = profile_of(engine, handle)
+    found = {name: one.flops for name, one in profile.phases.items()}
+    of_teacher = 2 * SAMPLES * 8 * 16
+    assert found == {"scoring": of_teacher, "training": FORWARD + BACKWARD, "act": FORWARD, "rest": 0}
+    assert profile.flops.model == of_teacher + 2 * FORWARD + BACKWARD

@@ -116,13 +116,17 @@ class Value(nn.Module):
         return output
 
 
-def test_a_step_of_ppo_has_its_rollout_its_scoring_and_all_epochs_over_minibatches(now: FakeNow) -> None:
+@pytest.mark.parametrize(("says_all_ends", "profile_step"), [(False, 8), (True, 1)])
+def test_a_step_of_ppo_has_its_rollout_its_scoring_and_all_epochs_over_minibatches(
+    says_all_ends: bool, profile_step: int, now: FakeNow
+) -> None:
     epochs, minibatches, rows_each = 2, 3, 1
     policy, reference, reward, value = Policy(now, 0.5), Policy(now, 3.0), Value(now, 2.0), Value(now, 1.0)
     optimizer = torch.optim.SGD([*policy.parameters(), *value.parameters()], lr=0.1)
     loader: Any = torch.utils.data.DataLoader(torch.ones(12 * ROWS, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
-    settings: dict[str, Any] = {"profile_step": 8, "timing_steps": 3, "trace": False, "lines": False}
-    with profile_training({"policy": policy, "value": value}, optimizer, **settings) as profiler:
+    settings: dict[str, Any] = {"profile_step": profile_step, "timing_steps": 3, "trace": False, "lines": False}
+    models, known = {"policy": policy, "value": value}, None if says_all_ends else optimizer
+    with profile_training(models, known, **settings) as profiler:
         for rows in loader:
             with torch.no_grad():
                 policy.generate(rows)
