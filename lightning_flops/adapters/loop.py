@@ -64,6 +64,7 @@ class _RunningStep:
 
     micro_steps: list[_MicroStep] = field(default_factory=list)
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # first tensors of its forwards
+    latest: int = 0  # tensors that its latest forward with gradients was called with
     updates: int = 0
 
 
@@ -245,7 +246,7 @@ class LoopAdapter(PhasedAdapter):
         """A model is called."""
         steps, run, inside = self._steps, self.run, self._steps.inside
         # A model inside another one, a recomputation, or in what the loop leaves out.
-        if inside.forwards or inside.backwards or inside.fetches or inside.left_out:
+        if inside.of_calls:
             steps.forward_begins(None, None)
             return
         computed, grads = steps.step.computed, torch.is_grad_enabled()
@@ -264,6 +265,7 @@ class LoopAdapter(PhasedAdapter):
             self._micro_step_begins(given, shapes, is_first=is_first)
         elif grads and self._running.micro_steps:
             self._running.micro_steps[-1].shapes += shapes
+        self._running.latest = len(shapes) if grads else 0
         if run.window.parts is not None and not self._in_forward:
             self._in_forward = True
             run.enter("forward", counts=grads)
@@ -313,8 +315,11 @@ class LoopAdapter(PhasedAdapter):
 
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         """A model's forward is over, or has raised; in an optimizer's closure, the loss is still a part of it."""
-        steps = self._steps
+        steps, step = self._steps, self._running
         steps.forward_ends()
+        if output is None and not steps.inside.of_calls and step.micro_steps:  # it has raised: this was not computed
+            last, number, step.latest = step.micro_steps[-1], step.latest, 0
+            last.shapes = last.shapes[: len(last.shapes) - number]
         if self._in_forward and not steps.inside.updates:
             self._forward_is_over()
 

@@ -89,6 +89,11 @@ class Depths:
     left_out: int = 0  # what the loop itself says to be of no step
     phases: int = 0  # what it names in a step
 
+    @property
+    def of_calls(self) -> int:
+        """Above zero while a model that is called is a part of something else, or of no step."""
+        return self.forwards + self.backwards + self.fetches + self.left_out
+
 
 @dataclass(slots=True)
 class Says:
