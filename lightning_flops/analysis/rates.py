@@ -230,7 +230,7 @@ def _mean(values: Extremes) -> Spread:
 
 
 COPY = "copy"  # the name of the bandwidth of a copy, in bytes/s, among the FLOP/s of dtypes
-_BEYOND, _NAMED = "Left out, as they would be beyond the device's peak: FLOP/s of", 4
+_BEYOND, _NAMED = "Left out, as they would be beyond the device's peak:", 4
 NO_FLOPS = "FLOPs are n/a: "  # what a note of a trace's report begins with that says why it has none
 NO_MFU = "no MFU: "  # and what a row of ``TraceFlops.uncounted`` does
 
@@ -358,15 +358,19 @@ def _at_peaks(profile: Profile, flops: ModuleFlops, steps: int) -> tuple[tuple[M
             amount = mean(total=sum(spent.values()) or None, steps=steps)
             peak_sec = mean(total=peak_seconds(spent, profile.peaks_flops_per_sec), steps=steps)
             share = ratio(part=peak_sec, whole=amount and sec)
-            if share is not None and share > MOST_OF_PEAK:
-                beyond.append(f"{module.name or 'the root'}'s {phase} ({share:,.1f} times)")
-                share = amount = None
+            if share is not None and share > 1:  # as for MFU
+                beyond.append(f"{module.name or 'the root'}'s {phase} ({share:,.2f} times)")
+                amount = None if share > MOST_OF_PEAK else amount
+                share = None
             rates[f"{phase}_flops_per_sec"] = per_second(amount=amount, seconds=sec)
             rates[f"{phase}_utilization"] = share
         modules.append(replace(module, times=module.times and replace(module.times, **rates)))
     more = f" and {len(beyond) - _NAMED} more" if len(beyond) > _NAMED else ""
-    why = "Time is missing in the trace, or the peak is not the device's."
-    return tuple(modules), [f"{_BEYOND} {', '.join(beyond[:_NAMED])}{more}. {why}"] if beyond else []
+    why = (
+        "Convolutions may multiply less than is counted (Winograd), time may be missing in the trace, or the peak is "
+        "not the device's. Beyond twice the peak FLOP/s are left out, too."
+    )
+    return tuple(modules), [f"{_BEYOND} shares of {', '.join(beyond[:_NAMED])}{more}. {why}"] if beyond else []
 
 
 def _ranks_at(ranks: RanksProfile, profile: Profile, peak_sec: Mapping[str, float | None]) -> RanksProfile:

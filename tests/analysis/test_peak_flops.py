@@ -215,7 +215,7 @@ def test_peaks_by_dtype_leave_other_dtypes_theirs() -> None:
     assert given.rates.mfu == (3744e9 / 624e12 + 240e9 / 19.5e12) / (100 * TICK)
 
 
-def test_modules_beyond_twice_the_peak_are_left_out_and_listed() -> None:
+def test_modules_beyond_the_peak_have_no_share_of_it_as_a_step_has_no_mfu() -> None:
     window, traced = mlp_traced()
     plain = build_profile(window, config=ProfilerConfig(), traced=traced)
     # fc1 and fc2 reach 200 GFLOP/s forward, the root 120; backward fc1 133, the other two 100.
@@ -225,8 +225,12 @@ def test_modules_beyond_twice_the_peak_are_left_out_and_listed() -> None:
     ):
         rates = {one.name: one.times.forward_flops_per_sec for one in profile.modules if one.times is not None}
         assert (rates["fc1"], rates["fc2"], rates[""]) == (None, None, 120e9)
+        shares = {one.name: one.times.forward_utilization for one in profile.modules if one.times is not None}
+        assert (shares["fc1"], shares["fc2"], shares[""]) == (None, None, None)
+        lines = [line for line in str(profile).splitlines() if line.startswith(("fc1", "fc2", "(root)"))]
+        assert lines and not [line for line in lines if "133%" in line or "222%" in line]
     note = next(one for one in profile.notes if one.startswith("Left out, as they would be beyond"))
-    assert "FLOP/s of fc1's forward (2.2 times), fc2's forward (2.2 times)" in note
+    assert "the root's forward (1.33 times)" in note and "fc1's forward (2.22 times)" in note
 
 
 def test_the_commands_take_the_device_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
