@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -115,8 +114,7 @@ class FlopCounter:
                     # A step may begin inside a mode of the user's, and end outside of it.
                     push(self._mode, under_others=True)
             except BaseException:
-                with suppress(Exception):
-                    self._leave(state)
+                self.__exit__()
                 raise
         return self
 
@@ -193,35 +191,32 @@ class FlopCounter:
 
     # ---- what the loop says
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Inside, nothing on this thread is counted: for data loading, metrics, logging."""
-        state = self._threads.state
+    def pause(self) -> Undo:
+        """Until this is undone, nothing on this thread is counted: for data loading, metrics, logging."""
+        state, undo = self._threads.state, Undo()
+        undo.callback(setattr, state, "paused", state.paused)
         state.paused += 1
-        try:
-            yield
-        finally:
-            state.paused = max(0, state.paused - 1)
+        return undo
 
-    def in_root(self) -> AbstractContextManager[None]:
-        """Inside, work outside of module calls is the root's: for a ``training_step``, which is not a module call."""
+    def in_root(self) -> Undo:
+        """Until then, work outside of module calls is the root's: for a ``training_step``, which is no module call."""
         return self._running(self._threads.unknown, "forward")
 
-    def in_optimizer(self) -> AbstractContextManager[None]:
-        """Inside, work is the optimizer's: for engines whose steps do not fire torch's optimizer hooks."""
+    def in_optimizer(self) -> Undo:
+        """Until then, work is the optimizer's: for engines whose steps do not fire torch's optimizer hooks."""
         return self._running(OUTSIDE, "optimizer")
 
-    @contextmanager
-    def _running(self, module: str, phase: FlopPhase) -> Iterator[None]:
-        state = self._threads.state
-        depth = len(state.stack)
-        running = Running(module, phase, None, state.task())
-        state.push(running)
-        try:
-            yield
-        finally:
+    def _running(self, module: str, phase: FlopPhase) -> Undo:
+        state, undo = self._threads.state, Undo()
+        depth, running = len(state.stack), Running(module, phase, None, state.task())
+
+        def ends() -> None:
             if depth < len(state.stack) and state.stack[depth] is running:
                 state.pop_to(depth)
+
+        undo.callback(ends)
+        state.push(running)
+        return undo
 
     # ---- hooks. They run in the user's step: what they raise is noted for the report
 
@@ -362,7 +357,7 @@ class PartCounter(Parts):
         super().__init__()
         self._memory = memory
         self.counter = counter  # counts what runs inside of it
-        self._open: list[tuple[str, ExitStack]] = []
+        self._open: list[tuple[str, Undo]] = []
         self._phase = ""
         self._seen = self._before_step = Counter[tuple[str, str]]()  # counted until the last look, and the last step
         self._spent: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)  # what of it each phase did
@@ -377,18 +372,15 @@ class PartCounter(Parts):
         if self._memory is not None:
             self._memory.enter(part, counts=counts)
         self._look()
-        scope = ExitStack()
-        if part == "forward":
-            scope.enter_context(self.counter.in_root())
-        elif part not in _COUNTED_PARTS:
-            scope.enter_context(self.counter.pause())
-        self._open.append((part, scope))
+        begins: dict[str, Callable[[], Undo]] = {**dict.fromkeys(_COUNTED_PARTS, Undo), "forward": self.counter.in_root}
+        self._open.append((part, begins.get(part, self.counter.pause)()))
 
     def leave(self) -> None:
         """The part entered last ends."""
         if self._open:
             self._look()
-            self._open.pop()[1].close()
+            self._open[-1][1].close()
+            del self._open[-1:]  # last: what an interrupt leaves of a part, the next call undoes
             if self._memory is not None:
                 self._memory.leave()
 
@@ -419,7 +411,8 @@ class PartCounter(Parts):
     def give_up(self) -> None:
         """Every part that is still open ends."""
         while self._open:
-            self._open.pop()[1].close()
+            self._open[-1][1].close()
+            del self._open[-1:]
 
     def _look(self, outside: str = "other") -> None:
         """Whose work ran since the last look: a phase's, and perhaps of another part than the loop is in."""
