@@ -10,7 +10,6 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -33,7 +32,7 @@ from lightning_flops.errors import LightningFlopsError
 from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
 from lightning_flops.schema.profile import Profile
-from lightning_flops.signals import Undo
+from lightning_flops.signals import Quiet, Undo
 
 if TYPE_CHECKING:
     from lightning_flops.adapters.lightning import Callback, LightningModule, Trainer
@@ -151,7 +150,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def profiles(self) -> tuple[Profile, ...]:
         """As those of any run; the latest alone where the Trainer has trained in processes that it spawned."""
         while self._pipe is not None and self._pipe[0].poll():
-            with suppress(OSError, LightningFlopsError):  # the file is gone
+            with Quiet(OSError, LightningFlopsError):  # the file is gone
                 self._profiles.append(Profile.load(self._pipe[0].recv()))
         return super().profiles
 
@@ -277,7 +276,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             and self._to_parent is not None
             and (path := run.adapter.facts.output.files.profile_path) is not None
         ):
-            with suppress(OSError):  # the other process is gone
+            with Quiet(OSError):  # the other process is gone
                 self._to_parent.send(os.path.abspath(path))
 
 

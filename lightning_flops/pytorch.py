@@ -6,7 +6,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
@@ -26,7 +26,7 @@ from lightning_flops.measure.fake_steps import FakeSteps
 from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
-from lightning_flops.signals import Undo
+from lightning_flops.signals import Quiet, Undo
 from lightning_flops.sinks.services import is_writer
 from lightning_flops.units import shown
 
@@ -66,7 +66,7 @@ def count_flops(
         with counter:
             yield counts
     finally:
-        with suppress(Exception):
+        with Quiet(Exception):
             counts.settle()  # so that they do not keep the model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -76,6 +76,13 @@ def is_of_signal_handler(error: BaseException) -> bool:
             return True
         interrupted, trace = trace.tb_frame, trace.tb_next
     return False
+
+
+class Quiet(suppress):
+    """As ``contextlib.suppress``, but for what a signal handler of the user's raises: a TimeoutError is an OSError."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        return bool(super().__exit__(kind, error, trace)) and error is not None and not is_of_signal_handler(error)
 
 
 def words_of(error: Exception) -> str:

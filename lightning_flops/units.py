@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
-from lightning_flops.signals import is_of_signal_handler
+from lightning_flops.signals import Quiet
 
 NOT_AVAILABLE = "n/a"  # how a number that is not known prints
 
@@ -150,11 +150,8 @@ def package_logger(name: str) -> logging.Logger:
 
 
 def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
-    try:
+    with Quiet(Exception):
         type(logger).handle(logger, record)
-    except Exception as error:
-        if is_of_signal_handler(error):
-            raise
 
 
 def _on_one_line(record: logging.LogRecord) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from lightning_flops.adapters.wrapping import hear, hear_calls
 from lightning_flops.records import ROLLOUT, SCORING
 from lightning_flops.run.adapter import Adapter
 from lightning_flops.run.run import Run, safe
-from lightning_flops.signals import Undo
+from lightning_flops.signals import Quiet, Undo
 
 _SERVERS = (
     ("trl.generation.vllm_generation", "VLLMGeneration"),
@@ -78,7 +77,7 @@ class PhasedAdapter(Adapter):
     def _rollout_ends(self, result: Any) -> None:
         self._asked, given = self._asked[:-1], self._asked[-1]
         made: tuple[tuple[int, int], ...] = ()
-        with suppress(Exception):  # the result may be any object of the user's
+        with Quiet(Exception):  # the result may be any object of the user's
             made = (_tokens(given, result),)
         # One that calls another has made its tokens; an evaluation's are not the step's.
         self.run.phase_ends(*(() if self._asked or self.run.outside_of else made))

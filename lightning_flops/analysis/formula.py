@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from fractions import Fraction
 from itertools import product
 from math import gcd, lcm, prod
@@ -16,6 +15,7 @@ from typing import Literal, NamedTuple, get_args
 from lightning_flops.records import BucketFlops, FlopPhase
 from lightning_flops.schema import codec
 from lightning_flops.schema.plan import FormulaReport, FormulaSize, FormulaTerm, SizedFlops
+from lightning_flops.signals import Quiet
 
 CHECKS = 2  # counted steps of other sizes that a formula must agree with, beyond those that determine it
 _MOST_TERMS = 30
@@ -364,12 +364,12 @@ class FlopsFormula:
         self._take(example, formula)  # what it raises is raised
         for _ in range(_MOST_COUNTS):
             values = tuple(size + numbers.randrange(9) * one for size, one in zip(example, apart, strict=True))
-            with suppress(Exception):  # of the user's model, which may refuse a size
+            with Quiet(Exception):  # of the user's model, which may refuse a size
                 self._take(values, formula)
             if formula.refused or (formula.solved and {one.step for one in formula.ranges} <= set(apart)):
                 break
         for factor in _FAR if formula.solved is not None else ():
-            with suppress(Exception):
+            with Quiet(Exception):
                 self._take(tuple(factor * size for size in example), formula)
         return formula
 

@@ -152,7 +152,7 @@ class BatchMeter:
             with random_state_kept():
                 answer = int(given(batch))
         except Exception as error:  # a user's function in the middle of training: whatever it raises stays here
-            failure = f"raised {type(error).__name__}: {error}"
+            failure = f"raised {words_of(error)}"
         else:
             if 0 < answer < 2**63:
                 return answer

@@ -21,6 +21,7 @@ from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import tree_leaves
 from lightning_flops.measure.torch_private.optional import on_this_rank
 from lightning_flops.records import MemoryRecord, PhaseFlops, StepRecord, StepTensors
+from lightning_flops.signals import Quiet
 
 _ZERO_3_UPDATES = "fp32_partitioned_groups_flat"
 # Where DeepSpeed's ZeRO-3 optimizer keeps the tensors that it updates: the shards themselves, or copies of them.
@@ -142,13 +143,12 @@ def _available(root: nn.Module) -> int:
 
 def _of_process() -> MemoryReading:
     """Resident memory; None on a system that is no Linux."""
-    try:
+    with Quiet(OSError, KeyError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         kilobytes = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", status, re.MULTILINE))
         current, peak = (1024 * int(kilobytes[name]) for name in ("VmRSS", "VmHWM"))
-    except (OSError, KeyError):
-        return MemoryReading(None, None)
-    return MemoryReading(current, max(peak, current))  # the system's peak may lag behind
+        return MemoryReading(current, max(peak, current))  # the system's peak may lag behind
+    return MemoryReading(None, None)
 
 
 # ---- bytes of tensors

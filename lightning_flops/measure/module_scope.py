@@ -53,7 +53,7 @@ class Parameters:
             self._flat.clear()
             note(
                 "Parameters are those of this rank's shards: what FullyShardedDataParallel made them of could not be "
-                f"read ({type(error).__name__}: {error})."
+                f"read ({words_of(error)})."
             )
 
     def of(self, module: nn.Module) -> dict[Hashable, Held]:

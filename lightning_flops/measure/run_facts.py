@@ -13,6 +13,7 @@ from torch import distributed, nn
 from lightning_flops.measure.module_hooks import with_inner
 from lightning_flops.measure.torch_private.optional import graph_breaks, recompilations
 from lightning_flops.records import OptimizerFacts, RunFacts
+from lightning_flops.signals import Quiet
 
 
 def gather_run_facts(
@@ -54,11 +55,10 @@ def gather_run_facts(
 def _cores() -> int | None:
     """Cores that this process may use: those that it is bound to, or a container's quota of their time, if less."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
+    with Quiet(OSError, ValueError):  # no such limit, or no such system
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return min(bound or 1, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such limit, or no such system
-        return bound
+    return bound
 
 
 def _backend(device: torch.device) -> str | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 
+from lightning_flops.signals import Quiet
 from lightning_flops.units import printable
 
 PROGRAM = "lightning-flops"
@@ -27,5 +27,5 @@ def to_standard_output(text: str) -> None:
 
 def say(sentence: str, *, command: str = "") -> None:
     """Print *sentence*, of a *command* or of none, on standard error, beside what the program itself prints."""
-    with contextlib.suppress(Exception):  # standard error may be closed
+    with Quiet(Exception):  # standard error may be closed
         sys.stderr.write(f"{f'{PROGRAM} {command}'.rstrip()}: {printable(sentence)}\n")

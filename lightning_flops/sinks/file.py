@@ -21,6 +21,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from lightning_flops.records import MARKS
+from lightning_flops.signals import Quiet
 
 if TYPE_CHECKING:
     from lightning_flops.trace.tables import CounterTrack
@@ -96,7 +97,7 @@ def shown_path(path: str) -> str:
 
 def remove_file(path: str) -> None:
     """Remove the file at *path*, if that can be done."""
-    with contextlib.suppress(Exception):  # file systems raise what their client libraries raise
+    with Quiet(Exception):  # file systems raise what their client libraries raise
         file_system, name = fsspec.core.url_to_fs(path)
         file_system.rm_file(name)
 

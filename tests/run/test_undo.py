@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -13,10 +15,15 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.counting.flop_counter import FlopCounter, PartCounter
+from lightning_flops.measure.memory import memory_reader
 from lightning_flops.measure.patches import listen
+from lightning_flops.measure.run_facts import _cores
+from lightning_flops.measure.timing.processor_wait import read_counters
+from lightning_flops.records import OUTSIDE
 from lightning_flops.run.window import Window
-from lightning_flops.signals import Undo
+from lightning_flops.signals import Quiet, Undo
+from lightning_flops.sinks.console import say
 from tests.left_on_torch import torch_state
 
 
@@ -95,6 +102,77 @@ def test_no_line_of_a_windows_end_loses_a_wrapper_to_ctrl_c(held: str, end: Call
         came = _closed(SimpleNamespace(close=partial(end, window)), at)
         assert (owner.first, owner.second) == (function, function), at
     assert at > 10
+
+
+@pytest.mark.parametrize("part", ["forward", "validation"])
+@pytest.mark.parametrize("end", [PartCounter.leave, PartCounter.give_up])
+def test_no_line_of_a_parts_end_keeps_what_follows_from_being_counted(
+    part: str, end: Callable[[PartCounter], None]
+) -> None:
+    """Where the user catches what was raised, the step goes on."""
+    model, at, came = nn.Linear(2, 2), 0, True
+    while came:
+        at += 1
+        with FlopCounter(model) as counter:
+            parts = PartCounter(counter)
+            parts.enter(part)
+            came = _closed(SimpleNamespace(close=partial(end, parts)), at)
+            parts.give_up()
+            with torch.no_grad():
+                torch.ones(1, 2) @ model.weight  # of no module's call: the root's in the part alone
+                model(torch.ones(1, 2))
+        assert {cell.module: cell.flops for cell in counter.record().cells if cell.flops} == {OUTSIDE: 8, "": 8}, at
+    assert at > 10
+
+
+@pytest.mark.parametrize("error", [TimeoutError("too late"), OSError("closed")])
+def test_what_a_signal_handler_raises_is_not_taken_for_a_failure_that_stays(error: OSError) -> None:
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with pytest.raises(type(error), match=str(error)), Quiet(Exception):
+            signal.raise_signal(signal.SIGALRM)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with Quiet(OSError):
+        raise type(error)("of ours")
+    with pytest.raises(ValueError, match="other"), Quiet(OSError):
+        raise ValueError("other")
+
+
+@pytest.mark.parametrize("reads", [memory_reader(torch.device("cpu")), read_counters, _cores])
+def test_what_is_read_of_the_system_lets_a_signal_handlers_exception_out(
+    monkeypatch: pytest.MonkeyPatch, reads: Callable[[], object]
+) -> None:
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError("too late")
+
+    before = signal.signal(signal.SIGALRM, handler)
+    for name in ("read_text", "iterdir"):
+        monkeypatch.setattr(Path, name, lambda *_, **__: signal.raise_signal(signal.SIGALRM))
+    try:
+        with pytest.raises(TimeoutError):
+            reads()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_sentence_on_standard_error_lets_a_signal_handlers_exception_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError("too late")
+
+    def write(text: str) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write))
+    try:
+        with pytest.raises(TimeoutError):
+            say("a sentence")
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def _counts(model: nn.Module) -> None:

@@ -37,7 +37,7 @@ from lightning_flops.measure.torch_private.needed import (
     schema_of,
     sequence_number,
 )
-from lightning_flops.signals import Undo
+from lightning_flops.signals import Undo, words_of
 from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
@@ -94,8 +94,8 @@ class CompiledCode:
             self._lives.has_unseen = True
         try:
             count = self._read_graph(str(getattr(graph, "inductor_post_grad_graph_str", "")), inputs)
-        except Exception:
-            logger.debug("the text of a compiled graph could not be read", exc_info=True)
+        except Exception as error:
+            logger.debug("the text of a compiled graph could not be read: %s", words_of(error), exc_info=True)
             for kernel in _templates_in(str(getattr(graph, "source_code", ""))):
                 self.list_unseen(f"inductor.{kernel}")
             return None

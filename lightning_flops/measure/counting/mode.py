@@ -38,6 +38,7 @@ from lightning_flops.measure.torch_private.needed import (
 )
 from lightning_flops.measure.torch_private.optional import is_compiled
 from lightning_flops.records import OUTSIDE, FlopPhase
+from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
@@ -202,10 +203,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         try:
             cost = self._cost(operator, args, kwargs, out, any(tensor.is_cuda for tensor in tensors_in(args)))
         except Exception as error:  # a user's formula may raise anything; its operator is listed in the report
+            words = words_of(error)
             if operator.name not in self._failing:
                 self._failing.add(operator.name)
-                words = f"the FLOP formula of {operator.name} failed ({type(error).__name__}: {error})"
-                logger.warning("%s: it is listed as uncounted", words)
+                logger.warning("the FLOP formula of %s failed (%s): it is listed as uncounted", operator.name, words)
             return self._spend(module, phase, operator, None)
         if phase == "backward" and is_custom_backward():
             again = self._compiled.repeats_forward(module)

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -273,12 +272,11 @@ class Totals:
         It raises nothing but what a signal handler of the user's has raised.
         """
         words = words_of(error)
-        with suppress(Exception):
-            if where not in self._failures:
-                self._failures.add(where)
-                sentence = f"Counting failed in {where} ({words}); FLOPs may be missing."
-                self.note(sentence)
-                logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
+        if where not in self._failures:
+            self._failures.add(where)
+            sentence = f"Counting failed in {where} ({words}); FLOPs may be missing."
+            self.note(sentence)
+            logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
 
     def record(self, more_notes: Iterable[str]) -> FlopRecord:
         """All of it."""

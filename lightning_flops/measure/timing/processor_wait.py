@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ import torch
 
 from lightning_flops import host_clock
 from lightning_flops.records import ProcessorLoss
-from lightning_flops.signals import Undo
+from lightning_flops.signals import Quiet, Undo
 from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
@@ -50,7 +49,7 @@ def heat_counter(device: torch.device, undo: Undo) -> Heat:
 
 
 def _quietly(ask: Callable[[], Any]) -> Any:
-    with contextlib.suppress(Exception):  # most errors of NVML say that this GPU does not know
+    with Quiet(Exception):  # most errors of NVML say that this GPU does not know
         return ask()
 
 
@@ -65,7 +64,7 @@ class Counters(NamedTuple):
 def read_counters() -> Counters:
     """Linux's counters of this process's threads and of the machine."""
     waited_sec: dict[str, float] = {}
-    unknown = contextlib.suppress(OSError, ValueError, IndexError)  # not Linux, without these counters, or it has ended
+    unknown = Quiet(OSError, ValueError, IndexError)  # not Linux, without these counters, or it has ended
     with unknown:
         for thread in _THREADS.iterdir():
             with unknown:

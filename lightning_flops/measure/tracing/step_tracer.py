@@ -14,7 +14,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.patches import guarded, listen
 from lightning_flops.measure.torch_private import optional
 from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, module_mark, phase_mark
-from lightning_flops.signals import Undo, words_of
+from lightning_flops.signals import Quiet, Undo, words_of
 from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
@@ -140,8 +140,8 @@ class StepTracer:
                 self._by_us(profiler.start_trace)  # only a start and a stop make Kineto drop what it prepared
             if optional.profiler_is_recording():
                 self._end(profiler)
-        except Exception:  # of torch, or of whatever else listens to its profiler; the rest is undone all the same
-            logger.warning("torch.profiler could not be stopped", exc_info=True)
+        except Exception as error:  # of torch, or of whatever else listens to it; the rest is undone all the same
+            logger.warning("torch.profiler could not be stopped: %s", words_of(error), exc_info=True)
 
     def _take(self) -> Any:
         """The profiler, which from here on nothing else can end: to end it twice would end the process."""
@@ -219,7 +219,7 @@ class StepTracer:
 
     def _lose(self, why: str) -> None:
         self.lost = f"No step was traced: {why}"
-        with suppress(Exception):
+        with Quiet(Exception):
             self.give_up()
 
     def _export(self, profiler: Any) -> str:

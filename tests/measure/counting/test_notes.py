@@ -51,6 +51,17 @@ def test_what_control_flow_runs_is_not_counted_and_its_operator_is_listed() -> N
     assert [name for name, listed in counts.uncounted.items() if listed.may_have_flops] == ["higher_order.cond"]
 
 
+def test_what_an_associative_scan_runs_in_eager_code_is_counted() -> None:
+    """Its default is for CUDA, and takes functions without products alone."""
+    scan = pytest.importorskip("torch._higher_order_ops.associative_scan").associative_scan
+    weight = torch.randn(3, 3)
+    with count_flops() as counts:
+        scan(lambda first, second: first @ weight + second, torch.randn(4, 3), 0, combine_mode="generic")
+    # Of 4 rows: two pairs, their two results as one pair, and the third row.
+    assert counts.forward == (2 + 1 + 1) * 2 * 3 * 3
+    assert not counts.is_lower_bound
+
+
 class Checkpointed(nn.Module):
     """Two products under a checkpoint, which repeats both of them for the sigmoid behind them."""
 
