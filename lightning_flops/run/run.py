@@ -189,11 +189,6 @@ class Run:
         if self.window.marks is not None:  # the outermost one counts
             self.window.recorder.phase(next(filter(None, self.phases), ""), *rollouts)
 
-    @property
-    def is_marking(self) -> bool:
-        """Whether the parts of the running step are marked."""
-        return self.window.marks is not None
-
     def batch_done(
         self,
         *batches: Batch,
