@@ -452,11 +452,6 @@ NO_TOKENS = BatchTokens(0, 0, 0)
 UNKNOWN_TOKENS = BatchTokens(None, None, None)  # of a batch that does not show them
 
 
-def together(tokens: Sequence[BatchTokens | None]) -> BatchTokens | None:
-    """The tokens of several batches; None if one of them does not show its."""
-    return None if None in tokens else NO_TOKENS.plus(*tokens)
-
-
 @dataclass(slots=True, kw_only=True)  # the run adds each batch to it
 class BatchTotals:
     """What batches took on one rank, of a whole run or since a reading; those that counting slowed down left out."""

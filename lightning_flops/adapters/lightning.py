@@ -86,11 +86,16 @@ class LightningAdapter(PhasedAdapter):
         self._trainer = trainer
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
-        self._engine = _engine_of(trainer) if self._trains else None
+        self._engine = engine = _engine_of(trainer) if self._trains else None
+        # DeepSpeed accumulates across epochs, where Lightning starts anew.
+        counter = (trainer, "global_step") if engine is None else (engine, "global_steps")
+        self._attempted: Callable[[], int] = partial(getattr, *counter)  # optimizer attempts so far
+        self._loop_itself = trainer.fit_loop if self._trains else getattr(trainer, f"{loop}_loop")
         found, accumulate = _loaders(trainer, loop), trainer.accumulate_grad_batches if self._trains else 1
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(found) == 1
         self._batch: Batch = None, (), None  # the running one
         self._done = _Done()
+        self._waits = False  # for a batch of this run's steps, or has
         self._hooked: frozenset[str] = frozenset()  # actions of hooks in which something runs
         self._in_backward = self._updates = False  # while parts are marked: autograd runs, the optimizer computes
         step = config.next_profile_step(steps_done=0)
@@ -221,22 +226,20 @@ class LightningAdapter(PhasedAdapter):
 
     def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
-        if self._fetches_for_steps():
+        # Not for a validation inside the fit, nor another fit.
+        is_theirs = _OTHER_FIT in self.run.outside_of or (self._trains and not self._trainer.training)
+        self._waits = not is_theirs
+        if self._waits:
             if self.run.between:
                 self.run.between_steps("")
             self.run.fetch_begins()
 
     def fetch_ends(self, batch: Any) -> None:
         """A loader has delivered *batch*; if it goes to a device, its tokens are read here, on the host."""
-        if self._fetches_for_steps():
+        if self._waits:
             self.run.fetch_ends()
             if self._reads_ahead:
                 self.run.tokens.fetch(batch)
-
-    def _fetches_for_steps(self) -> bool:
-        """Whether what is fetched now is for this run's steps: not for a validation inside the fit, nor another fit."""
-        is_another = _OTHER_FIT in self.run.outside_of
-        return (not self._trains or bool(self._trainer.training)) and not is_another
 
     # ---- fits inside of this one, a finder's and those of other Trainers, and checkpoints
 
@@ -288,7 +291,9 @@ class LightningAdapter(PhasedAdapter):
         (given, shapes, tokens), self._batch, done = self._batch, (None, (), None), self._done
         if batch is not given:
             shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
-        rows = _rows(self._trainer, self.facts.loop, batch)
+        combined: Any = getattr(self._loop_itself, "_combined_loader", None)  # a private name, as that of its mode
+        is_of_one = getattr(combined, "_mode", "sequential") == "sequential"
+        rows = None if is_of_one else _rows(batch, combined.iterables)
         if self._trains and not self._manual and not outputs:  # the step returned None: nothing was trained on
             rows, shapes, tokens = 0, (), None
         done.batches += 1
@@ -300,11 +305,6 @@ class LightningAdapter(PhasedAdapter):
         known = None if rows is None else [rows]
         logs = ends_step and self._logs()
         self.run.batch_done((batch, shapes, tokens), updates=updates, ends_step=ends_step, logs=logs, rows=known)
-
-    def _attempted(self) -> int:
-        """Optimizer attempts so far; DeepSpeed accumulates across epochs, where Lightning starts anew."""
-        counter = self._trainer.global_step if self._engine is None else self._engine.global_steps
-        return int(counter) if self._trains else 0
 
     def _logs(self) -> bool:
         """Whether the Trainer logs its metrics with this step (``logger_connector.should_update_logs``)."""
@@ -372,13 +372,11 @@ def _loaders(trainer: Trainer, loop: Loop) -> list[Any]:
     return [one for one in several if one is not None]
 
 
-def _rows(trainer: Trainer, loop: Loop, batch: Any) -> int | None:
-    """Rows of *batch* from several loaders at a time, all of them together; None: it is of one loader, or not known."""
-    running = trainer.fit_loop if loop == "training" else getattr(trainer, f"{loop}_loop")
-    combined: Any = getattr(running, "_combined_loader", None)  # a private name, as that of its mode
-    if getattr(combined, "_mode", "sequential") == "sequential" or not isinstance(combined.iterables, _SEVERAL):
+def _rows(batch: Any, loaders: Any) -> int | None:
+    """Rows of *batch* from *loaders* at a time, all of them together; None: it is of one loader, or not known."""
+    if not isinstance(loaders, _SEVERAL):
         return None
-    known = [samples_in(tensor_shapes(one)) for one in _parts(batch, combined.iterables) if one is not None]
+    known = [samples_in(tensor_shapes(one)) for one in _parts(batch, loaders) if one is not None]
     return None if None in known else sum(one or 0 for one in known)
 
 

@@ -62,8 +62,7 @@ def hear(
 
     *begins* gets the arguments before the function does, *ends* what it has returned, or None where it has raised;
     where *raises* is given it gets what was raised. What these raise ends our part of the run, as of ``safe`` methods.
-    *owner* is as for ``listen``; of a class, the first of its bases that has the function, and *of* is its only
-    instance whose calls are heard.
+    *owner* is as for ``listen``; of a class, *of* is the only instance whose calls are heard.
     """
     held, only = weakref.ref(listener), None if of is None else weakref.ref(of)
 
@@ -90,8 +89,6 @@ def hear(
         one = held()
         failed(None if one is None else one.run, error)
 
-    if isinstance(owner, type):
-        owner = next(kind for kind in owner.__mro__ if name in vars(kind))
     listen(undo, owner, name, has_begun, failed=has_failed)
 
 
@@ -149,8 +146,7 @@ def hear_actions(listener: Any, kind: type, undo: Undo) -> None:
     Its ``heard_as`` says what is done at an action of some name, and ``hear_action``, which is safe, does it.
     """
     for method in ("start", "stop"):
-        owner = next(one for one in kind.__mro__ if method in vars(one))
-        listen(undo, owner, method, _Actions(listener, begins=method == "start"), around=_looked_up)
+        listen(undo, kind, method, _Actions(listener, begins=method == "start"), around=_looked_up)
 
 
 def _looked_up(listeners: list[_Actions], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -229,8 +229,9 @@ def tokens_in(batch: Any) -> BatchTokens | None:
         batch = tuple(batch.values())
     if not isinstance(batch, (tuple, list)):
         return None
-    dicts = (one for one in batch if isinstance(one, Mapping))
-    parts = [_named(one) for one in dicts if "input_ids" in one or "attention_mask" in one]
+    parts = [
+        _named(one) for one in batch if isinstance(one, Mapping) and ("input_ids" in one or "attention_mask" in one)
+    ]
     # The tokens of some parts alone would be too few.
     return parts[0].plus(*parts[1:]) if parts and parts[0] is not None and None not in parts else None
 

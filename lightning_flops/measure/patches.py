@@ -28,12 +28,14 @@ def listen(
 ) -> None:
     """Have *begins* called before each call of a function until *undo* is closed, and what it returns after it.
 
-    *owner* is a class or a module that has the function as the attribute *name*, or a dict that has it as a value; a
-    KeyError says that it has none. The function is compiled as it would be without us. *begins* gets its arguments, on
-    a class the instance first; who listens last is called first. *failed* gets what *begins*, or what it returned,
-    raised; without it these raise nothing but what is the user's. With *around*, all listeners to the function are what
-    its wrappers take, and *begins* is one of them.
+    *owner* is a class, whose own function it is or that of its first base that has it, or a module that has the
+    function as the attribute *name*, or a dict that has it as a value; a KeyError says that it has none. The function
+    is compiled as it would be without us. *begins* gets its arguments, on a class the instance first; who listens last
+    is called first. *failed* gets what *begins*, or what it returned, raised; without it these raise nothing but what
+    is the user's. With *around*, all listeners to the function are what its wrappers take, and *begins* is one of them.
     """
+    if isinstance(owner, type):
+        owner = next((kind for kind in owner.__mro__ if name in vars(kind)), owner)
     key, one = (id(owner), name), (begins, failed) if around is None else begins
 
     def drop() -> None:

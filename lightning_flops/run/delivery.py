@@ -231,7 +231,7 @@ class Delivery:
 
     def deliver(self, now: Callable[[], int]) -> bool:
         """Give what is ready to the loggers, whose x-axis is at *now*; whether there was anything to do."""
-        waits = self._look()
+        waits = self._ranks is not None and self._look()
         if self._ready:
             self._give(now())
             return True

@@ -7,7 +7,7 @@ neither is what belongs to no step, such as a validation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,6 @@ from lightning_flops.records import (
     Extremes,
     Shapes,
     UnprofiledFlops,
-    together,
 )
 from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.adapter import Adapter
@@ -42,6 +41,14 @@ def _with(value: float | None, others: Extremes | None, *, of: int = 1) -> Extre
     mean = value / of
     number, total, least, greatest = others or (0, 0.0, mean, mean)
     return Extremes(number + of, total + value, min(mean, least), max(mean, greatest))
+
+
+def _both(one: Extremes | None, other: Extremes | None) -> Extremes | None:
+    """The extremes of the values of *one* and of the *other*, if there are any."""
+    if one is None or other is None:
+        return one or other
+    least, greatest = min(one.least, other.least), max(one.greatest, other.greatest)
+    return Extremes(one.number + other.number, one.total + other.total, least, greatest)
 
 
 @dataclass(slots=True)
@@ -75,15 +82,15 @@ class Monitor:
     """Adds up batches until it is read, and over the whole run."""
 
     now: Callable[[], float] = field(default_factory=lambda: host_clock.now)  # the host's clock, in seconds
-    all_tokens: BatchTokens = NO_TOKENS  # of every batch, profiled ones as well
     _since: float = 0.0
     _step_sec: float = 0.0
     _wait: float | None = None
     _fetches: int = 0  # depth of the running ones
     _fetch_since: float | None = None
     _outside_since: float | None = None
-    _reading: BatchTotals = field(default_factory=BatchTotals)
-    _total: BatchTotals = field(default_factory=BatchTotals)
+    _reading: BatchTotals = field(default_factory=BatchTotals)  # batches since the last one
+    _read: BatchTotals = field(default_factory=BatchTotals)  # those before
+    _profiled_tokens: BatchTokens = NO_TOKENS
     _stretches: Stretches = field(default_factory=Stretches)
 
     def go_on(self) -> None:
@@ -136,16 +143,16 @@ class Monitor:
         now = self.now()
         seconds, self._since = now - self._since, now
         wait, self._wait = self._wait, None
-        self.all_tokens = self.all_tokens.plus(tokens)
-        if not profiled:
-            rate = samples / seconds if samples is not None and seconds > 0 else None
-            for sums in (self._reading, self._total):
-                sums.batches += batches
-                sums.seconds = _with(seconds, sums.seconds, of=batches)
-                sums.reader_sec = _with(wait, sums.reader_sec, of=batches)
-                sums.samples = None if samples is None or sums.samples is None else sums.samples + samples
-                sums.samples_per_sec = _with(rate, sums.samples_per_sec)
-                sums.tokens = sums.tokens.plus(tokens)
+        if profiled:
+            self._profiled_tokens = self._profiled_tokens.plus(tokens)
+        else:
+            sums, rate = self._reading, samples / seconds if samples is not None and seconds > 0 else None
+            sums.batches += batches
+            sums.seconds = _with(seconds, sums.seconds, of=batches)
+            sums.reader_sec = _with(wait, sums.reader_sec, of=batches)
+            sums.samples = None if samples is None or sums.samples is None else sums.samples + samples
+            sums.samples_per_sec = _with(rate, sums.samples_per_sec)
+            sums.tokens = sums.tokens.plus(tokens)
             for _ in range(batches):
                 self._stretches.add(seconds / batches, (wait or 0.0) / batches)
         seconds += self._step_sec
@@ -154,12 +161,26 @@ class Monitor:
 
     def read(self) -> BatchTotals:
         """The batches since the last reading; the next reading begins here."""
-        reading, self._reading = self._reading, BatchTotals()
+        reading, self._read, self._reading = self._reading, self.totals(), BatchTotals()
         return reading
 
     def totals(self) -> BatchTotals:
         """All unprofiled batches of the run."""
-        return replace(self._total, stretches_sec=self._stretches.means())
+        one, other = self._read, self._reading
+        return BatchTotals(
+            batches=one.batches + other.batches,
+            seconds=_both(one.seconds, other.seconds),
+            reader_sec=_both(one.reader_sec, other.reader_sec),
+            samples=None if one.samples is None or other.samples is None else one.samples + other.samples,
+            samples_per_sec=_both(one.samples_per_sec, other.samples_per_sec),
+            tokens=one.tokens.plus(other.tokens),
+            stretches_sec=self._stretches.means(),
+        )
+
+    @property
+    def all_tokens(self) -> BatchTokens:
+        """Of every batch, profiled ones as well."""
+        return self._profiled_tokens.plus(self._read.tokens, self._reading.tokens)
 
 
 @dataclass(slots=True)
@@ -229,8 +250,8 @@ class Throughput:
         step.updates += updates
         step.profiled |= profiled
         return self.monitor.batch(
-            samples=None if None in samples_of else sum(one or 0 for one in samples_of),
-            tokens=together([one for *_, one in batches]),
+            samples=None if None in samples_of else sum(filter(None, samples_of)),
+            tokens=batches[0][2] if len(batches) == 1 else NO_TOKENS.plus(*(one for *_, one in batches)),
             profiled=step.profiled,
             ends_step=ends_step,
             batches=len(batches) if counts_each else 1,
