@@ -63,11 +63,12 @@ _OF_STRATEGY = frozenset("batch_to_device training_step validation_step test_ste
 
 @dataclass(slots=True)
 class _Done:
-    """What has gone through the loop."""
+    """What has gone through the loop, and what it waits for."""
 
     batches: int = 0
     attempts: int = 0  # of the Trainer's optimizers until the latest batch
     updates: int = 0  # that the optimizers themselves have made since then
+    waits: bool = False  # it waits for a batch of this run's steps, or has
 
 
 class LightningAdapter(PhasedAdapter):
@@ -95,7 +96,9 @@ class LightningAdapter(PhasedAdapter):
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(found) == 1
         self._batch: Batch = None, (), None  # the running one
         self._done = _Done()
-        self._waits = False  # for a batch of this run's steps, or has
+        epochs, stepped = trainer.fit_loop.epoch_loop, "_batches_that_stepped"  # a private name
+        of_fit: tuple[Any, str] = (epochs, stepped) if hasattr(epochs, stepped) else (trainer, "global_step")
+        self._axis = of_fit if self._trains else (self._done, "batches")
         self._hooked: frozenset[str] = frozenset()  # actions of hooks in which something runs
         self._in_backward = self._updates = False  # while parts are marked: autograd runs, the optimizer computes
         step = config.next_profile_step(steps_done=0)
@@ -228,15 +231,15 @@ class LightningAdapter(PhasedAdapter):
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
         # Not for a validation inside the fit, nor another fit.
         is_theirs = _OTHER_FIT in self.run.outside_of or (self._trains and not self._trainer.training)
-        self._waits = not is_theirs
-        if self._waits:
+        self._done.waits = not is_theirs
+        if self._done.waits:
             if self.run.between:
                 self.run.between_steps("")
             self.run.fetch_begins()
 
     def fetch_ends(self, batch: Any) -> None:
         """A loader has delivered *batch*; if it goes to a device, its tokens are read here, on the host."""
-        if self._waits:
+        if self._done.waits:
             self.run.fetch_ends()
             if self._reads_ahead:
                 self.run.tokens.fetch(batch)
@@ -280,7 +283,9 @@ class LightningAdapter(PhasedAdapter):
         run = self.run
         if run.between:
             run.between_steps("")
-        tokens = run.tokens.take(batch, fetched=self._reads_ahead) if run.tokens.reads else None
+        reader, tokens = run.tokens, None
+        if reader.reads:
+            tokens = reader.take() if self._reads_ahead else reader.of(batch)
         self._batch = batch, tensor_shapes(batch), tokens
         run.batch_begins(*self._batch[1:])
 
@@ -308,15 +313,12 @@ class LightningAdapter(PhasedAdapter):
 
     def _logs(self) -> bool:
         """Whether the Trainer logs its metrics with this step (``logger_connector.should_update_logs``)."""
-        every, step = int(getattr(self._trainer, "log_every_n_steps", 0)), self.x_axis() + self._trains
-        return every > 0 and (step % every == 0 or (self._trains and bool(self._trainer.should_stop)))
+        every, step = int(getattr(self._trainer, "log_every_n_steps", 0)), getattr(*self._axis) + self._trains
+        return every > 0 and bool(step % every == 0 or (self._trains and self._trainer.should_stop))
 
     def x_axis(self) -> int:
         """The step at which Lightning logs its own metrics; a loop without training has its batches."""
-        if not self._trains:
-            return self._done.batches
-        stepped = getattr(self._trainer.fit_loop.epoch_loop, "_batches_that_stepped", None)  # a private name
-        return int(self._trainer.global_step if stepped is None else stepped)
+        return int(getattr(*self._axis))
 
 
 _OWN: dict[tuple[str, bool], Callable[..., object]] = {

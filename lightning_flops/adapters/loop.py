@@ -81,6 +81,13 @@ class _Fetches:
     handed: _MicroStep | None = None  # what ``batches`` has handed out, and no forward has taken
     learned: set[Shapes] = field(default_factory=set)  # shapes whose steps were counted
 
+    def brings(self, batch: Any) -> Shapes:
+        """The shapes of *batch*, whose sizes are known where the latest was alike."""
+        shapes = tensor_shapes(batch)
+        if type(batch) is not self.kind or shapes != self.shapes:
+            self.kind, self.shapes, self.sizes = type(batch), shapes, (samples_in(shapes), alike_parts(batch))
+        return shapes
+
 
 @dataclass(slots=True)
 class _Known:
@@ -251,8 +258,7 @@ class LoopAdapter(PhasedAdapter):
             return
         computed, grads = steps.step.computed, torch.is_grad_enabled()
         given = self._given(args, kwargs)
-        is_one = type(given) is torch.Tensor and not given.is_nested
-        shapes = (tuple(given.shape),) if is_one else tensor_shapes(given)
+        shapes = tensor_shapes(given)
         rows = self._fetches.sizes[0] if shapes == self._fetches.shapes else samples_in(shapes)
         same = grads and self._is_same(given)
         part = steps.forward_begins(id(module), rows, grads=grads, training=module.training, same=same)
@@ -308,7 +314,7 @@ class LoopAdapter(PhasedAdapter):
     def _tokens(self, given: Any, shapes: Shapes) -> BatchTokens | None:
         """The tokens of a batch, read where it was fetched, or here if it is on the host."""
         reader = self.run.tokens
-        tokens = reader.take(None, fetched=True)
+        tokens = reader.take()
         if tokens is not None and tokens.processed in {one[0] * one[1] for one in shapes if len(one) > 1}:
             return tokens
         return reader.of(given) if self.facts.device.type == "cpu" else None
@@ -417,11 +423,9 @@ class LoopAdapter(PhasedAdapter):
         if waits:
             self.run.fetch_ends()
         if not waits or batch is None:
-            steps.fetch_fails(source if batch is None else None)
+            steps.fetch_fails(source, over=batch is None)
             return
-        shapes = tensor_shapes(batch)
-        if type(batch) is not fetches.kind or shapes != fetches.shapes:
-            fetches.kind, fetches.shapes, fetches.sizes = type(batch), shapes, (samples_in(shapes), alike_parts(batch))
+        shapes = fetches.brings(batch)
         steps.fetch_ends(source, *fetches.sizes, loader=loader, explicit=handed_out)
         if handed_out and HIDDEN_SHAPE not in shapes:  # otherwise they are those of what the model gets
             fetches.handed = _MicroStep(shapes, given=batch if self._known.keeps_batches else ())

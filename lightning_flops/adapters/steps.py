@@ -69,8 +69,10 @@ class _Step:
     evaluations: int = 0  # batches that were fetched for one; one alone may have been a part of the step
     why: str = ""
 
-    def add(self, rows: int | None, *, micro_step: bool) -> None:
-        """Add *rows* to the micro-step that runs, or as a *micro_step*."""
+    def add(self, rows: int | None, *, micro_step: bool, fetched: bool = True) -> None:
+        """Add *rows* to the micro-step that runs, or as a *micro_step*; the first *fetched* ones replace others."""
+        if fetched and not self.is_fetched:
+            self.rows, self.is_fetched = [], True
         if micro_step or not self.rows:
             self.rows.append(rows)
         else:
@@ -174,15 +176,15 @@ class Steps:
         self.says.batches |= explicit
         if self.inside.fetches or self.away or self.inside.left_out or explicit < self.says.batches:
             return
-        if self._current is not None and not self.step.begun:
+        if not self.step.begun:
             self._leave_current()
         self._waiting.append(_Fetched(source, source if loader is None else loader, rows, parts))
         self.step.begun = True
 
-    def fetch_fails(self, source: Hashable = None) -> None:
-        """It is at its end, or has raised: what it has brought without feeding a step was for something else."""
+    def fetch_fails(self, source: Hashable = None, *, over: bool = True) -> None:
+        """It is *over*, or has raised: what it has brought without feeding a step was for something else."""
         self.inside.fetches = max(0, self.inside.fetches - 1)
-        if source is not None and source not in self.heard.feeders:
+        if over and source not in self.heard.feeders:
             self._drop({source})
 
     def _leave_current(self) -> None:
@@ -277,17 +279,17 @@ class Steps:
         step, now = self.step, self._current
         if now is not None and rows is not None and rows <= now.left:  # a piece
             now.left -= rows
-            self._add_fetched(rows, micro_step=starts)
+            step.add(rows, micro_step=starts)
             return starts
         if self.inside.updates and step.rows:  # a closure that is called once more
             return False
         if starts and now is not None and now.parts > 1 and now.rows in (rows, None):  # a part
             now.parts -= 1
-            self._add_fetched(rows, micro_step=True)
+            step.add(rows, micro_step=True)
             return True
         if self._take(rows, model, micro_step=starts):
             return starts
-        if now is not None and (step.is_fetched or rows != now.rows):
+        if now is not None:
             self._doubts(rows)
         if step.is_fetched:
             if starts and now is not None and now.rows is None:
@@ -297,21 +299,17 @@ class Steps:
             step.own_model = model
         elif not starts or model != step.own_model:
             return False
-        step.add(rows, micro_step=True)  # nothing was fetched: after a backward, gradients are accumulated
+        step.add(
+            rows, micro_step=True, fetched=False
+        )  # nothing was fetched: after a backward, gradients are accumulated
         return True
-
-    def _add_fetched(self, rows: int | None, *, micro_step: bool) -> None:
-        step = self.step
-        if not step.is_fetched:
-            step.rows, step.is_fetched = [], True
-        step.add(rows, micro_step=micro_step)
 
     def _take(self, rows: int | None, model: Hashable = None, *, micro_step: bool) -> bool:
         """Take a batch that waits, of other iterators one more each until *rows* are there; whether one was there."""
         step, got = self.step, 0
         waiting = [*self._waiting]
         if waiting and (waiting[0].source != waiting[-1].source or waiting[0].source not in self.heard.feeders):
-            waiting.sort(key=partial(self._unlikely, rows=rows))
+            waiting.sort(key=partial(self._unlikely, rows=rows))  # those of one loader are alike
         for one in waiting:
             if one.source in step.sources or (one.looker is not None and self._was_evaluated(one, rows, got, model)):
                 continue
@@ -322,13 +320,13 @@ class Steps:
             self.heard.feeders |= {one.source, one.loader}
             step.sources.add(one.source)
             used = one.use(rows, got)
-            self._add_fetched(used, micro_step=micro_step and not got)
+            step.add(used, micro_step=micro_step and not got)
             if self._rest:  # of the batches before
                 step.add(self._rest, micro_step=False)
                 step.why = _PARTLY if self._rest_looker == model else step.why
                 self._rest = 0
             got += used or 0
-            if one.rows is None or rows is None or got >= rows:
+            if rows is None or got >= rows:
                 return True
         if got and rows is not None:
             self._doubts(rows - got)
@@ -435,9 +433,8 @@ class Steps:
         if not (heard.calls or step.rows):
             self._take(None, micro_step=True)  # compiled code has made the whole step
         self.step = _Step()
-        if self._waiting:
-            self._drop({one.source for one in self._waiting if one.loader not in heard.feeders})
-            del self._waiting[:-_MOST_AHEAD]
+        self._drop({one.source for one in self._waiting if one.loader not in heard.feeders})
+        del self._waiting[:-_MOST_AHEAD]
         if not step.rows:
             step.rows, step.why = [None], step.why or "no batch was fetched for a step, and no model called"
         elif not step.is_fetched and len(self._optimizers) > 1 and max(step.updates.values(), default=0) > 1:

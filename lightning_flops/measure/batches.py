@@ -190,11 +190,9 @@ class TokenReader:
         if batch is not None and self.reads:
             self.fetched.append(self.of(batch))
 
-    def take(self, batch: Any, *, fetched: bool) -> BatchTokens | None:
-        """The tokens of *batch*, which is used now, in the order of the fetches; read now if not *fetched*."""
-        if fetched:
-            return self.fetched.popleft() if self.fetched else None
-        return self.of(batch) if self.reads else None
+    def take(self) -> BatchTokens | None:
+        """The tokens of the batch that is used now, in the order of the fetches."""
+        return self.fetched.popleft() if self.fetched else None
 
     def of(self, batch: Any) -> BatchTokens | None:
         """The tokens of *batch*; None if it does not show them."""

@@ -204,7 +204,7 @@ class Run:
         adapter knows them better than the shapes do; the setting ``batch_size`` wins.
         """
         window, delivery, throughput = self.window, self.delivery, self.throughput
-        is_measured = window.scope is not None or (window.is_open and window.recorder.sampling_lines)
+        is_measured = window.scope is not None or window.recorder.sampling_lines
         samples = throughput.samples(batches, rows)
         if window.is_open or is_measured:
             for number, (batch, size) in enumerate(zip(batches, samples, strict=True), 1):
@@ -220,10 +220,7 @@ class Run:
             batches, samples, updates=updates, profiled=slowed, ends_step=ends_step, counts_each=rows is not None
         )
         if ends_step:
-            throughput.step_ends(seconds)
-            self.steps_done += 1
-            if window.is_open and window.recorder.closed:
-                self._close_window()
+            self._step_ends(seconds)
             if logs:
                 self.log()
         if delivery.deliver(self.adapter.logged_at) or logs or is_measured:
@@ -232,6 +229,12 @@ class Run:
             self._step_begins()
         elif not window.is_idle:
             self._follow()
+
+    def _step_ends(self, seconds: float) -> None:
+        self.throughput.step_ends(seconds)
+        self.steps_done += 1
+        if self.window.is_open and self.window.recorder.closed:
+            self._close_window()
 
     def log(self) -> None:
         """Give the loggers what the monitor has: the run logs its own metrics now."""
