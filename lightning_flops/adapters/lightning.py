@@ -230,8 +230,7 @@ class LightningAdapter(PhasedAdapter):
     def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
         # Not for a validation inside the fit, nor another fit.
-        is_theirs = _OTHER_FIT in self.run.outside_of or (self._trains and not self._trainer.training)
-        self._done.waits = not is_theirs
+        self._done.waits = not (_OTHER_FIT in self.run.outside_of or (self._trains and not self._trainer.training))
         if self._done.waits:
             if self.run.between:
                 self.run.between_steps("")

@@ -299,9 +299,7 @@ class Steps:
             step.own_model = model
         elif not starts or model != step.own_model:
             return False
-        step.add(
-            rows, micro_step=True, fetched=False
-        )  # nothing was fetched: after a backward, gradients are accumulated
+        step.add(rows, micro_step=True, fetched=False)  # after a backward, gradients are accumulated
         return True
 
     def _take(self, rows: int | None, model: Hashable = None, *, micro_step: bool) -> bool:
@@ -313,14 +311,14 @@ class Steps:
         for one in waiting:
             if one.source in step.sources or (one.looker is not None and self._was_evaluated(one, rows, got, model)):
                 continue
-            if self._current is not None:
-                self._leave_current()
+            self._leave_current()
             self._current = one
             self._waiting.remove(one)
             self.heard.feeders |= {one.source, one.loader}
             step.sources.add(one.source)
             used = one.use(rows, got)
-            step.add(used, micro_step=micro_step and not got)
+            step.add(used, micro_step=micro_step)
+            micro_step = False  # what follows is of the same one
             if self._rest:  # of the batches before
                 step.add(self._rest, micro_step=False)
                 step.why = _PARTLY if self._rest_looker == model else step.why

@@ -165,8 +165,9 @@ class TrainerAdapter(LoopAdapter):
         super().fetch_begins(source)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # The number of items is that of all batches of a step.
-        return super()._given(args, {name: value for name, value in kwargs.items() if name != "num_items_in_batch"})
+        if "num_items_in_batch" in kwargs:  # that of all batches of a step
+            kwargs = {name: value for name, value in kwargs.items() if name != "num_items_in_batch"}
+        return super()._given(args, kwargs)
 
     def _tokens(self, given: Any, shapes: Shapes) -> BatchTokens | None:
         tokens = super()._tokens(given, shapes)
