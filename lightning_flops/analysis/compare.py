@@ -33,7 +33,7 @@ import numpy as np
 from lightning_flops.analysis import compare_figures as figures
 from lightning_flops.analysis.names import parent_name
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.timing import apportioned
+from lightning_flops.analysis.timing import apportioned, whole_ns
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, TimePhase
 from lightning_flops.schema.comparison import (
@@ -309,7 +309,7 @@ class _Run:
     def pieces(self, phases: _Phases, rows: Mapping[str, _Row], by_module: bool) -> _Pieces:
         """What a part of the step consists of; its pieces add up to it."""
         profile = self.profile
-        ns = sum(_ns(part.mean_sec) for part in self.timing.parts if set(part.phases) <= set(phases))
+        ns = sum(whole_ns(part.mean_sec) for part in self.timing.parts if set(part.phases) <= set(phases))
         work = Work(
             sum(_amount(profile.flops, phase) for phase in phases),
             profile.per_step(sum(_amount(profile.bytes_total, phase) for phase in phases)),
@@ -333,8 +333,8 @@ class _Run:
         part, fillings = self.inside[phase], (self.traced and self.traced.filling) or {}
         scale = getattr(self.traced, f"{phase}_scale", 1.0)
         times = {one.name: one.times for one in self.profile.modules if one.times is not None}
-        own = [_ns(getattr(times.get(name), f"own_{phase}_sec", None) or 0.0) for name in modules]
-        wall_ns, communication, idle = _ns(scale * part.wall_sec), _ns(scale * part.exposed_sec), 0
+        own = [whole_ns(getattr(times.get(name), f"own_{phase}_sec", None) or 0.0) for name in modules]
+        wall_ns, communication, idle = whole_ns(scale * part.wall_sec), whole_ns(scale * part.exposed_sec), 0
         computing = max(0, wall_ns - communication)
         if phase in fillings and next(iter(times.values())).clock == "device":
             idle = min(computing, round(scale * fillings[phase].idle_ns))
@@ -351,10 +351,6 @@ def _amount(amounts: Any, phase: TimePhase) -> int:
     """FLOPs or bytes of one phase; the backward has what it repeats of the forward."""
     repeated: int = amounts.recompute if phase == "backward" else 0
     return repeated + getattr(amounts, phase) if phase in _COMPUTING else 0
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)
 
 
 _Sums = Counter[str]  # nanoseconds of both runs, and of each cause of their difference, added up over pieces

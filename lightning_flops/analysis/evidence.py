@@ -9,8 +9,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
+from lightning_flops.analysis.counts import grouped
 from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.lines import Cause, causes
 from lightning_flops.analysis.rates import ratio
@@ -60,7 +62,7 @@ class Evidence:
     parts: Mapping[str, float] = field(default_factory=dict)  #: Each part of the step, by its name for people.
     peaks: Mapping[str, float] = field(default_factory=dict)  #: FLOP/s of the device by dtype.
     matmul_share: float | None = None  #: Operators that multiply matrices.
-    calls: Mapping[str, int] = field(default_factory=dict)  #: Of each module in a batch.
+    calls: Mapping[str, float] = field(default_factory=dict)  #: Of each module in a batch.
     reads_a_step: float = 0.0  #: How often a number is read from a tensor, as by ``.item()``.
     forwards_a_batch: float | None = None  #: Of the model.
     #: The user's lines that rules are about, by the names of the rules; the most time first.
@@ -98,7 +100,7 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
     timed = timed_steps(window)[0]
     evidence = _of_run(window, profile.timing, batches=sum(step.micro_steps for step in timed) / max(1, len(timed)))
     evidence = _of_counts(evidence, window, profile)
-    evidence = _of_lines(evidence, profile.lines, most_operators=_most_operators(window))
+    evidence = _of_lines(evidence, profile.lines, has_loops=_most_operators(window) >= _MANY_OPERATORS)
     traced = profile.traced
     if traced is None or traced.is_apart or evidence.step_sec is None:
         return evidence
@@ -149,6 +151,7 @@ def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Ev
     again = sum(one.flops for one in cells if one.phase == "recompute" and "attention" not in one.operator)
     reads = sum(one.calls for one in cells if one.operator == _READS_NUMBER)
     first = next(iter(window.counted_steps), None)
+    steps = max(1, len(window.counted_steps))
     shares = {
         "float32": of_dtype.get("float32", 0.0) if evidence.on_gpu else None,
         "tf32": of_dtype.get("tf32") if evidence.on_gpu else None,
@@ -163,7 +166,8 @@ def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Ev
         peaks=profile.peaks_flops_per_sec,
         tensors=profile.tensors,
         phases=profile.phases,
-        reads_a_step=reads / max(1, len(window.counted_steps)),
+        calls={name: number / steps / max(1.0, evidence.batches) for name, number in window.flops.module_calls.items()},
+        reads_a_step=reads / steps,
         forwards_a_batch=None if first is None else first.signature.forwards / max(1, first.micro_steps),
     )
 
@@ -177,15 +181,14 @@ def _most_operators(window: WindowRecord) -> float:
     return max((number / calls[name] for name, number in operators.items() if calls.get(name)), default=0.0)
 
 
-def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, most_operators: float) -> Evidence:
+def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, has_loops: bool) -> Evidence:
     """Which of the user's lines take time, in the parts of a step and inside of modules."""
     of_model = {part for part in evidence.parts if "forward" in part or "backward" in part}
 
     def is_around(row: LineProfile) -> bool:
         return not row.in_module and row.part != DATA_WAIT and (row.in_pieces or row.part not in of_model)
 
-    loops = causes(lines, lambda row: row.in_module and row.in_pieces and row.part in of_model)
-    loops = loops if most_operators >= _MANY_OPERATORS else []
+    loops = causes(lines, lambda row: has_loops and row.in_module and row.in_pieces and row.part in of_model)
     # The backward of what a line has made: no sample knows whose that is.
     factors = {
         "forward": 1.0 + (ratio(part=evidence.parts.get("backward"), whole=evidence.parts.get("forward")) or 0.0)
@@ -198,7 +201,7 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, most_operators:
         "host_wait": causes(lines, lambda row: not row.in_pieces),
     }
     rows = () if lines is None else lines.rows
-    by_part = {part: [row for row in rows if row.part == part and row.file] for part in evidence.parts}
+    by_part = grouped((row for row in rows if row.file), attrgetter("part"))
     shares = {name: of[0].share if of else None for name, of in found.items() if name.startswith("line")}
     return replace(evidence, shares={**evidence.shares, **shares}, causes=found, rows=by_part)
 
@@ -243,8 +246,7 @@ def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, Mo
     found = {rule: of for rule, of in by_rule.items() if of}
     shares = {rule: ratio(part=math.fsum(of.values()), whole=evidence.step_sec) for rule, of in found.items()}
     modules = {rule: sorted(of, key=lambda name, of=of: -of[name]) for rule, of in found.items()}  # type: ignore[misc]
-    calls = {name: round(number / steps / evidence.batches) for name, number in window.flops.module_calls.items()}
-    return replace(evidence, shares={**evidence.shares, **shares}, modules={**evidence.modules, **modules}, calls=calls)
+    return replace(evidence, shares={**evidence.shares, **shares}, modules={**evidence.modules, **modules})
 
 
 def _kind_of(module: ModuleRecord, ran: Mapping[str, int], steps: int) -> str:
@@ -273,19 +275,17 @@ def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], evidence: 
 
     What the backward does outside of all modules, such as adding up gradients call by call, is theirs by their share.
     """
-    root, batches = times.get(""), evidence.batches
+    root = times.get("")
     inside = root.forward_sec + (root.backward_sec or 0.0) if root else 0.0
     compute_sec = (evidence.compute_share or 0.0) * (evidence.step_sec or 0.0)
     factor = max(1.0, compute_sec / inside) if inside else 1.0
-    of_batches = max(1, len(window.counted_steps)) * max(1.0, batches)
-    calls = {name: number / of_batches for name, number in window.flops.module_calls.items()}
     counted = {cell.module for cell in window.flops.cells if cell.flops}
     found = {}
     for name, one in times.items():
         seconds = one.forward_sec + (one.backward_sec or 0.0)
-        is_short = seconds < _SHORT_CALL_SEC * calls.get(name, 0.0) * batches
+        is_short = seconds < _SHORT_CALL_SEC * evidence.calls.get(name, 0.0) * evidence.batches
         computes = any(name in ("", module) or module.startswith(f"{name}.") for module in counted)
-        if calls.get(name, 0.0) >= _MANY_CALLS and is_short and computes:
+        if evidence.calls.get(name, 0.0) >= _MANY_CALLS and is_short and computes:
             found[name] = factor * seconds
     return {name: found[name] for name in _outermost(found)}
 
@@ -322,16 +322,15 @@ def _misaligned(
 def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
     """*evidence* and what the tables of *trace* show."""
     mean, kernel_share = trace.step_times.mean, evidence.kernel_share
-    wall_us = mean.wall_us
     found: dict[str, float | None] = {}
     if trace.overlap is not None:
         found["exposed_communication"] = ratio(part=trace.overlap.exposed_us, whole=trace.overlap.wall_us)
     if mean.kernel_us is not None:
-        kernel_share = ratio(part=mean.kernel_us, whole=wall_us)
+        kernel_share = ratio(part=mean.kernel_us, whole=mean.wall_us)
         # The parts of a step exclude one another, so what no device event and no wait for data fills is idle. The wait
         # is that of the traced step itself: the timed steps' may be another.
         others = (mean.memcpy_us, mean.memset_us, mean.communication_us, mean.data_loader_us)
-        busy = ratio(part=mean.kernel_us + sum(part or 0.0 for part in others), whole=wall_us)
+        busy = ratio(part=mean.kernel_us + sum(part or 0.0 for part in others), whole=mean.wall_us)
         found["idle"] = max(0.0, 1.0 - (busy or 0.0))
     if (kernels := trace.kernel_summary) is not None:
         found["short_kernels"] = kernels.short_calls_ratio
@@ -340,7 +339,7 @@ def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
     if trace.transfers is not None and trace.device_metrics:
         pageable = [row for row in trace.transfers if "Pageable -> Device" in row.name]
         pageable_us = sum(row.device.total_us for row in pageable if row.device is not None)
-        found["pageable_copies"] = ratio(part=pageable_us, whole=wall_us * len(trace.step_times.steps))
+        found["pageable_copies"] = ratio(part=pageable_us, whole=mean.wall_us * len(trace.step_times.steps))
     return replace(evidence, shares={**evidence.shares, **found}, kernel_share=kernel_share)
 
 

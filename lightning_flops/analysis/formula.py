@@ -113,7 +113,7 @@ class Formula:
         parts = []
         for term in solved.terms:
             power, length = (term[0] if self.has_batch else 1), (term[-3] if lengths else 0)
-            if length == 0 or any(term[-2:]):
+            if length == 0:  # as in R and Q themselves
                 parts.append(samples * _value(term, batches, sizes))
             elif power == 1:
                 parts.append(sizes.real if length == 1 else sizes.squares)
@@ -168,10 +168,9 @@ class Formula:
         if len(rows) <= CHECKS or len(set(map(len, batches))) > 1:
             return False
         columns = list(zip(*batches, strict=True))
-        first = {column: place for place, column in reversed(list(enumerate(columns)))}
-        self._same = tuple(first[column] for column in columns)
+        self._same = tuple(map(columns.index, columns))
         self._expected = tuple(column[0] if len(set(column)) == 1 else None for column in columns)
-        self.varying = tuple(dict.fromkeys(first[column] for column in columns if len(set(column)) > 1))
+        self.varying = tuple(place for place in dict.fromkeys(self._same) if self._expected[place] is None)
         tokens = all(sizes.real is not None and sizes.squares is not None for sizes in rows)
         for terms in _families(len(self.varying), has_batch=self.has_batch, tokens=tokens):
             if len(terms) <= _MOST_TERMS and (found := _solve(self._rows, self.varying, terms)) is not None:
@@ -210,34 +209,36 @@ def _families(sizes: int, *, has_batch: bool, tokens: bool) -> Iterator[list[Pow
 
 def _solve(rows: Mapping[Sizes, BucketFlops], varying: Sequence[int], terms: Sequence[Powers]) -> _Solved | None:
     """The formula of these *terms*; None if steps disagree, or too few are left to check it."""
-    keys = sorted({key for flops in rows.values() for key in flops})
-    width = len(terms)
-    basis: list[tuple[int, list[int]]] = []  # reduced: a pivot is 0 in all other rows
+    keys = sorted(set[tuple[str, str]]().union(*rows.values()))
+    equations = []
     for sizes, flops in rows.items():
         batches = [tuple([batch[place] for place in varying]) for batch in sizes.batches]
-        row = [_value(term, batches, sizes) for term in terms] + [flops.get(key, 0) for key in keys]
-        for pivot, reduced in basis:
+        equations.append([_value(term, batches, sizes) for term in terms] + [flops.get(key, 0) for key in keys])
+    basis = _reduced(equations, len(terms))
+    if basis is None or len(rows) < len(basis) + CHECKS:
+        return None
+    whole = lcm(*(row[pivot] for pivot, row in basis.items()))
+    scaled = {pivot: [one * (whole // row[pivot]) for one in row] for pivot, row in sorted(basis.items())}
+    sums = [Sum(tuple([row[place] for row in scaled.values()]), whole) for place in range(len(terms) + len(keys))]
+    return _Solved(
+        tuple([terms[pivot] for pivot in scaled]),
+        dict(zip(keys, sums[len(terms) :], strict=True)),
+        {term: sums[place] for place, term in enumerate(terms) if place not in scaled},
+    )
+
+
+def _reduced(equations: Sequence[list[int]], width: int) -> dict[int, list[int]] | None:
+    """A row for each pivot, which is 0 in all others; None if *equations* of so many unknowns contradict each other."""
+    basis: dict[int, list[int]] = {}
+    for row in equations:
+        for pivot, reduced in basis.items():
             row = _without(row, pivot, reduced)
         pivot = next((place for place in range(width) if row[place]), width)
         if pivot < width:
-            basis = [(other, _without(reduced, pivot, row)) for other, reduced in basis]
-            basis.append((pivot, row))
+            basis = {other: _without(reduced, pivot, row) for other, reduced in basis.items()} | {pivot: row}
         elif any(row):
             return None
-    if len(rows) < len(basis) + CHECKS:
-        return None
-    basis.sort()
-    pivots = {pivot for pivot, _ in basis}
-
-    def sum_of(place: int) -> Sum:
-        whole = lcm(*(reduced[pivot] for pivot, reduced in basis))
-        return Sum(tuple(reduced[place] * (whole // reduced[pivot]) for pivot, reduced in basis), whole)
-
-    return _Solved(
-        tuple(terms[pivot] for pivot, _ in basis),
-        {key: sum_of(width + number) for number, key in enumerate(keys)},
-        {term: sum_of(place) for place, term in enumerate(terms) if place not in pivots},
-    )
+    return basis
 
 
 def _without(row: list[int], pivot: int, other: Sequence[int]) -> list[int]:
@@ -312,9 +313,8 @@ class FlopsFormula:
                 raise TypeError(f"{name} must be an integer >= 1, got {size!r}")
         values = tuple(sizes[name] for name in self._names)
         self._asked.pop(values, None)
-        predicted = None
-        if values not in self._counted and self._formula.covers(Sizes((values,))):
-            predicted = self._formula.flops(Sizes((values,)))
+        is_between = values not in self._counted and self._formula.covers(Sizes((values,)))
+        predicted = self._formula.flops(Sizes((values,))) if is_between else None
         flops = self._take(values, self._formula) if predicted is None else predicted
         buckets = dict.fromkeys(get_args(FlopPhase), 0)
         for (bucket, _), value in flops.items():

@@ -31,12 +31,12 @@ def build_lines(record: LinesRecord | None, *, timing: TimingProfile | None, on_
     typical = {part.name: part.typical_sec for part in parts} if on_host else {}
     inside = [replace(one, part=name_of[one.part]) for one in record.lines if one.part in name_of]
     sampled = {part: _seconds(found) for part, found in grouped(inside, attrgetter("part")).items()}
-    step_sec = sum(typical.values()) or sum(sampled.values()) / max(1, record.steps)
+    part_sec = {part: typical.get(part, seconds / max(1, record.steps)) for part, seconds in sampled.items()}
+    step_sec = sum(typical.values()) or sum(part_sec.values())
     rows = []
     for found in grouped(inside, _PLACE).values():
         seconds, one = _seconds(found), found[0]
-        whole, of_samples = typical.get(one.part, 0.0), sampled[one.part]
-        of_step = seconds / of_samples * whole if one.part in typical else seconds / record.steps
+        of_step = seconds / sampled[one.part] * part_sec[one.part]
         rows.append(
             LineProfile(
                 **{name: getattr(one, name) for name in _FIELDS},
@@ -45,7 +45,7 @@ def build_lines(record: LinesRecord | None, *, timing: TimingProfile | None, on_
                 share=ratio(part=of_step, whole=step_sec),
                 samples=sum(one.samples for one in found),
                 only_enters=2 * _seconds(one for one in found if one.only_enters) > seconds,
-                in_pieces=2 * sum(one.long_sec for one in found) < seconds and not _is_one_call(found, seconds),
+                in_pieces=_is_in_pieces(found, seconds),
             )
         )
     rows.sort(key=lambda row: -row.seconds)
@@ -56,10 +56,11 @@ def _seconds(lines: Iterable[LineRecord]) -> float:
     return sum(one.seconds for one in lines)
 
 
-def _is_one_call(found: Iterable[LineRecord], seconds: float) -> bool:
-    """Whether most of the *seconds* of *found* are in one function of torch's."""
+def _is_in_pieces(found: Sequence[LineRecord], seconds: float) -> bool:
+    """Whether most of the *seconds* of *found* are neither in long calls nor in one function of torch's."""
     by_callee = grouped(found, attrgetter("callee")).items()
-    return any(name.startswith("torch.") and _seconds(of) > _MOST * seconds for name, of in by_callee)
+    is_one = any(name.startswith("torch.") and _seconds(of) > _MOST * seconds for name, of in by_callee)
+    return not is_one and 2 * sum(one.long_sec for one in found) < seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -250,30 +250,39 @@ _PARTIAL = "Calls of {} in groups that have ranks without a trace here, so waiti
 
 def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankCollectiveRow, ...]], tuple[str, ...]]:
     """The collectives of each rank by name, the longest first, and sentences on what could not be matched."""
-    tables: list[defaultdict[str, Counter[str]]] = [defaultdict(Counter) for _ in ranks]
-    together: defaultdict[object, list[tuple[Counter[str], CollectiveCalls]]] = defaultdict(list)
-    counts: Counter[tuple[str, str]] = Counter()
-    for table, listed in zip(tables, ranks, strict=True):
+    tables: list[defaultdict[str, Counter[str]]] = []
+    together: defaultdict[tuple[object, str, int | None], list[tuple[Counter[str], CollectiveCalls]]] = defaultdict(
+        list
+    )
+    missing: Counter[tuple[str, str]] = Counter()
+    for listed in ranks:
+        table: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        tables.append(table)
         for one in listed:
             sums = table[one.name]
             sums.update(calls=one.calls, ns=one.total_ns, bytes=one.bytes or 0, without_bytes=one.bytes is None)
             together[one.group or id(one), one.name, one.step].append((sums, one))
-    for taking_part in together.values():
-        name, calls = taking_part[0][1].name, [one.calls for _, one in taking_part]
+    for (_, name, _), taking_part in together.items():
+        calls = [one.calls for _, one in taking_part]
         if len(calls) < 2 or len(set(calls)) > 1:
-            counts[_UNMATCHED, name] += sum(calls)
+            missing[_UNMATCHED, name] += sum(calls)
             continue
         if len(calls) < (taking_part[0][1].group_size or 0):
-            counts[_PARTIAL, name] += calls[0]
-        # The transfer of calls that one rank left out is not known.
-        known = min(len(one.latency_ns) for _, one in taking_part)
-        latency_ns = np.array([one.latency_ns[:known] for _, one in taking_part], dtype=np.int64)
-        transfer_ns = int(latency_ns.min(axis=0).sum())
-        for (sums, _), total_ns in zip(taking_part, latency_ns.sum(axis=1).tolist(), strict=True):
-            sums.update(matched=known, transfer_ns=transfer_ns, wait_ns=total_ns - transfer_ns)
-    found = sorted(counts.items(), key=lambda item: (item[0][0] == _PARTIAL, item[0][1])) if len(ranks) > 1 else ()
-    rows = [sorted(map(_row, table.items()), key=lambda row: (-row.latency_us, row.name)) for table in tables]
-    return [tuple(one) for one in rows], tuple(sentence.format(name, calls) for (sentence, name), calls in found)
+            missing[_PARTIAL, name] += calls[0]
+        _add_waiting(taking_part)
+    rows = [tuple(sorted(map(_row, one.items()), key=lambda row: (-row.latency_us, row.name))) for one in tables]
+    notes = [sentence.format(name, calls) for (sentence, name), calls in sorted(missing.items())]
+    return rows, tuple(notes) if len(ranks) > 1 else ()
+
+
+def _add_waiting(taking_part: Sequence[tuple[Counter[str], CollectiveCalls]]) -> None:
+    """Add to the sums of each rank how long calls that belong together were a transfer, and how long it waited."""
+    # The transfer of calls that one rank left out is not known.
+    known = min(len(one.latency_ns) for _, one in taking_part)
+    latency_ns = np.array([one.latency_ns[:known] for _, one in taking_part], dtype=np.int64)
+    transfer_ns = int(latency_ns.min(axis=0).sum())
+    for (sums, _), total_ns in zip(taking_part, latency_ns.sum(axis=1).tolist(), strict=True):
+        sums.update(matched=known, transfer_ns=transfer_ns, wait_ns=total_ns - transfer_ns)
 
 
 def _row(item: tuple[str, Counter[str]]) -> RankCollectiveRow:

@@ -79,8 +79,8 @@ class Rule:
 
 def _of_products(dtype: str, faster: str, evidence: Evidence, measured: float) -> float | None:
     """What products in *dtype* save at the peak of another one."""
-    slow, fast, share = evidence.peaks.get(dtype), evidence.peaks.get(faster), evidence.matmul_share
-    share = share or evidence.compute_share
+    peaks, share = evidence.peaks, evidence.matmul_share or evidence.compute_share
+    slow, fast = peaks.get(dtype), peaks.get(faster)
     return None if not slow or not fast or share is None else measured * share * max(0.0, 1.0 - slow / fast)
 
 
@@ -101,7 +101,7 @@ def _repeated_calls(evidence: Evidence) -> Mapping[str, str]:
     name = next(iter(evidence.modules.get("calls", ())), "")
     row = next((row for rows in evidence.rows.values() for row in rows if "forward" in row.part), None)
     line = "" if row is None else f", most of it at {row.where}"
-    return {"module": name or "the model", "calls": plain(evidence.calls.get(name)), "line": line}
+    return {"module": name or "the model", "calls": plain(round(evidence.calls.get(name, 0.0))), "line": line}
 
 
 def _some(names: Sequence[str]) -> str:
@@ -141,8 +141,10 @@ def _optimizers(evidence: Evidence) -> set[str]:
 
 def straggler_evidence(straggler: Straggler) -> str:
     """Who waits for whom, how long, and where that comes from, in a sentence."""
-    late = f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for "
-    late += f"rank {straggler.rank}"
+    late = (
+        f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for "
+        f"rank {straggler.rank}"
+    )
     if straggler.part is None:
         return f"{late}: no part of its step stands out alone."
     part = "what is in no named part of its step" if straggler.part == "other" else f"its {straggler.part}"

@@ -225,10 +225,23 @@ class StepFlops:
         return {}
 
     def _missed(self, latest: int = 0) -> dict[bool, _Missed]:
-        """What predictions miss, of shapes that were counted and of new ones (True); empty with too few random checks.
+        """What predictions miss, of counted shapes and of new ones (True); empty with too few random checks."""
+        checks = self._checks()
+        drawn, found = [one for one in checks if one[2]], dict[bool, _Missed]()
+        for is_new in (False, True) if len(drawn) >= _ENOUGH else ():
+            alike = [one for one in checks if one[1] == is_new]
+            # The cost of an uncounted shape is known as well from shapes that were counted because they were new.
+            used = [one for one in alike if is_new or one[2]]
+            used = (used if len(used) >= _ENOUGH else drawn)[-latest:]
+            weights, mean = [1 if is_new else stands_for for *_, stands_for in used], _Sums()
+            for (off, *_), weight in zip(used, weights, strict=True):
+                _add(mean, off, weight)
+            width = _half_width([_model(one[0]) for one in used], weights, [_model(one[0]) for one in alike])
+            found[is_new] = _Missed({key: one / sum(weights) for key, one in mean.items()}, width, len(used))
+        return found
 
-        Every counted step is compared with its prediction now: a better one leaves nothing of an older one.
-        """
+    def _checks(self) -> list[tuple[_Flops, bool, int]]:
+        """What each counted step has beyond its prediction of now, whether its shape is new, what it stands for."""
         checks: list[tuple[_Flops, bool, int]] = []
         for shape, flops, stands_for in self._counts:
             counts, is_new = self._known[shape], False
@@ -238,20 +251,7 @@ class StepFlops:
                 predicted = self._nearest(shape, but=shape) if is_new else _usual(counts)
             if predicted:
                 checks.append((_add(dict(flops), predicted, -1), is_new, stands_for))
-        drawn = [one for one in checks if one[2]]
-        found = {}
-        for is_new in (False, True) if len(drawn) >= _ENOUGH else ():
-            alike = [one for one in checks if one[1] == is_new]
-            # The cost of an uncounted shape is known as well from shapes that were counted because they were new.
-            used = [one for one in alike if is_new or one[2]]
-            used = (used if len(used) >= _ENOUGH else drawn)[-latest:]
-            weights = [1 if is_new else stands_for for *_, stands_for in used]
-            mean: _Sums = {}
-            for (off, *_), weight in zip(used, weights, strict=True):
-                _add(mean, off, weight)
-            width = _half_width([_model(one[0]) for one in used], weights, [_model(one[0]) for one in alike])
-            found[is_new] = _Missed({key: one / sum(weights) for key, one in mean.items()}, width, len(used))
-        return found
+        return checks
 
     # ---- sums
 

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from statistics import fmean
 from typing import get_args
 
 from lightning_flops.records import PhaseSeconds, ProcessorLoss, StepRecord, TimePhase, WindowRecord
@@ -52,11 +53,7 @@ def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float]:
 
 
 def _typical(times: Sequence[float]) -> float:
-    return _mean([times[place] for place in middle_half(times)])
-
-
-def _mean(times: Sequence[float]) -> float:
-    return math.fsum(times) / len(times)
+    return fmean([times[place] for place in middle_half(times)])
 
 
 def build_timing(
@@ -86,7 +83,7 @@ def build_timing(
         stalls=_stalls(parts, step, middle),
         parts=tuple(parts),
         global_step=step,
-        reader_sec=_mean(readers) if is_read else None,
+        reader_sec=fmean(readers) if is_read else None,
         excluded_sec=_excluded_sec(steps),
         excludes_in_each=all(any(one.excluded_sec.values()) for one in steps),
         processor_steps_sec=_by_step(measured.batches_sec, len(seconds)),
@@ -103,9 +100,9 @@ def _parts(
     rare, parts = {(phase,) for phase in (("bubble",) if trains else _OF_TRAINING)}, []  # only pipelines have a bubble
     for phases in dict.fromkeys(mixed if phase in mixed else (phase,) for phase in _PHASES):
         times = tuple(math.fsum(getattr(one, phase) for phase in phases) for one in seconds)
-        typical_sec = _mean([times[place] for place in middle])
+        typical_sec = fmean([times[place] for place in middle])
         if phases not in rare or any(times):
-            parts.append(PartTiming(phases=phases, mean_sec=_mean(times), typical_sec=typical_sec, steps_sec=times))
+            parts.append(PartTiming(phases=phases, mean_sec=fmean(times), typical_sec=typical_sec, steps_sec=times))
     return parts
 
 
@@ -181,7 +178,7 @@ def build_budget(
         )
     model_sec, executed_sec = peak_sec
     if model_sec is not None and executed_sec is not None:
-        model_ns, others_ns = _ns(model_sec), _ns(executed_sec - model_sec)
+        model_ns, others_ns = whole_ns(model_sec), whole_ns(executed_sec - model_sec)
         left_ns = (times_ns["compute"] or 0) - model_ns - others_ns
         if left_ns < 0 and executed_sec <= timing.global_step.typical_sec:  # else why MFU is n/a says it
             notes.append("FLOPs at the peak are n/a: matmul-like operators took less time than that.")
@@ -191,10 +188,11 @@ def build_budget(
                 notes.append(
                     "The FLOPs are lower bounds, and so are the rows at the peak; the row after is at most that."
                 )
-    return Budget(wall_ns=sum(ns or 0 for ns in times_ns.values()), rows_ns=times_ns, notes=tuple(notes))
+    return Budget(wall_ns=sum(filter(None, times_ns.values())), rows_ns=times_ns, notes=tuple(notes))
 
 
-def _ns(seconds: float) -> int:
+def whole_ns(seconds: float) -> int:
+    """*seconds* to the nearest nanosecond."""
     return round(seconds * 1e9)
 
 
@@ -207,7 +205,7 @@ def _spent_ns(
     of_data = {part.phases for part in parts if _DATA.issuperset(part.phases)}
     sees_data = any("data_wait" in phases for phases in of_data)
     for part in parts:
-        typical_ns = _ns(part.typical_sec)
+        typical_ns = whole_ns(part.typical_sec)
         if _NO_COMPUTE.issuperset(part.phases):
             spent["data" if sees_data and part.phases in of_data else "other"] += typical_ns
             continue
@@ -217,7 +215,7 @@ def _spent_ns(
             weights["communication"] = weights["communication"] * typical_ns // traced_ns
             weights["idle"] = max(0, typical_ns + weights["idle"] - sum(weights.values()))
         spent.update(dict(zip(weights, apportioned(typical_ns, list(weights.values())), strict=True)))
-    return {name: spent[name] if name in spent and (sees_data or name != "data") else None for name in _ROWS}
+    return dict.fromkeys(_ROWS) | dict(spent) | ({} if sees_data else {"data": None})
 
 
 def apportioned(total_ns: int, weights: Sequence[int]) -> list[int]:

@@ -61,11 +61,12 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
     if context.world_size == 1:
         # Some frameworks run their collectives all the same: a rank alone waits for none.
         tables = replace(tables, overlap=None)
-    work = 1.0
-    if not is_like_counted(best):
-        elements = [step.signature.elements for step in window.counted_steps]
-        work = statistics.fmean(elements) / statistics.fmean(one.elements for one in best.signatures)
-    forward_scale, backward_scale, is_apart = _scales(tables.modules, window, work=work)
+    counted_elements = statistics.fmean(step.signature.elements for step in window.counted_steps)
+    forward_scale, backward_scale, is_apart = _scales(
+        tables.modules,
+        window,
+        work=counted_elements / statistics.fmean(one.elements for one in best.signatures),  # 1 if like the counted one
+    )
     return TracedStep(
         index=best.index,
         like_counted=is_like_counted(best),
