@@ -146,9 +146,11 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         lines = said[-1].splitlines()[: len(output.text.splitlines()) - cut]
         on_page(output, "\n".join([*lines, *([LEFT_OUT] * cut), ""]))
     slow, report, fixed, difference, verdicts = said
+    busy = "(, starved of processors)?"  # where other programs run beside
     for line, folder in ((slow, "slow"), (fixed, "fixed")):
         # Forward 2 x 32 x 1024 x (64 + 8), backward 2 x 32 x 1024 x (64 + 2 x 8).
-        figures = r"lightning-flops: FLOPs of step 5: 9\.96 MFLOPs and .* a step, .* samples/s \(wall clock\)\."
+        figures = r"lightning-flops: FLOPs of step 5: 9\.96 MFLOPs and .* a step, .* samples/s \(wall clock\)" + busy
+        figures += r"\."
         assert re.fullmatch(rf"{figures} Page: {folder}/lightning_flops/profile\.html\n", line)
     assert re.search(r"^data wait [5-9]\d\.\d% █", report, re.MULTILINE)
     told = re.search(r"more than noise explains \(", " ".join(difference.split()))

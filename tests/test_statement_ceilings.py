@@ -13,17 +13,17 @@ import lightning_flops
 
 PACKAGE = Path(lightning_flops.__file__).parent
 MOST_STATEMENTS = {
-    "(root)": 1_277,
-    "adapters": 2_298,
-    "analysis": 3_432,
-    "commands": 520,
-    "config": 366,
-    "measure": 5_440,
-    "report": 1_926,
-    "run": 1_372,
-    "schema": 1_003,
-    "sinks": 542,
-    "trace": 1_915,
+    "(root)": 1_253,
+    "adapters": 2_175,
+    "analysis": 3_219,
+    "commands": 478,
+    "config": 339,
+    "measure": 5_023,
+    "report": 1_733,
+    "run": 1_308,
+    "schema": 980,
+    "sinks": 524,
+    "trace": 1_866,
 }
 MOST_LINES_OF_A_FILE = 500
 
@@ -41,7 +41,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 20_091
+    assert sum(MOST_STATEMENTS.values()) <= 18_898
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:
