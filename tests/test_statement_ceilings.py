@@ -15,7 +15,7 @@ PACKAGE = Path(lightning_flops.__file__).parent
 MOST_STATEMENTS = {
     "(root)": 1_253,
     "adapters": 2_175,
-    "analysis": 3_219,
+    "analysis": 3_232,
     "commands": 478,
     "config": 339,
     "measure": 5_023,
@@ -41,7 +41,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 18_898
+    assert sum(MOST_STATEMENTS.values()) <= 18_911
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:

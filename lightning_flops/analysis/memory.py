@@ -140,14 +140,7 @@ class MemoryPrediction:
 def build_memory_report(tensors: StepTensors) -> MemoryReport:
     """Peak, kinds and modules of the steps that were followed, and the rows that fit if that can be known."""
     size, available = tensors.batch_size, tensors.available_bytes
-    held, peak, rows = {False: 0, True: 0}, 0, math.inf  # held is what goes with the batch, and the rest
-    last = tensors.lives[0]  # there is a parameter or a tensor of the batch
-    for _, change, life in _changes(tensors.lives):
-        held[_goes_with_batch(life)] += change
-        if (total := sum(held.values())) > peak:
-            peak, last = total, life
-        if available and held[True]:
-            rows = min(rows, (available - held[False]) / held[True])
+    peak, last, batches = _peak(tensors.lives, available)
     moment = last.born
     kinds, kept, at_peak = Counter[MemoryKind](), Counter[str](), Counter[str]()
     for life in tensors.lives:
@@ -167,10 +160,23 @@ def build_memory_report(tensors: StepTensors) -> MemoryReport:
         modules=tuple(sorted(modules, key=lambda one: (-one.kept_bytes, -one.peak_bytes))),
         flops=tensors.flops.forward + tensors.flops.backward,
         available_bytes=available,
-        largest=LargestBatch(size=int(size * rows)) if size and rows < math.inf else None,
+        largest=LargestBatch(size=int(size * batches)) if size and batches < math.inf else None,
         checkpointed=None,
         notes=tensors.notes,
     )
+
+
+def _peak(lives: Sequence[TensorLife], available: int | None) -> tuple[int, TensorLife, float]:
+    """Most that was held, the allocation that made it so, and how many such batches *available* bytes would hold."""
+    held, peak, batches = {False: 0, True: 0}, 0, math.inf  # held is what goes with the batch, and the rest
+    last = lives[0]  # there is a parameter or a tensor of the batch
+    for _, change, life in _changes(lives):
+        held[_goes_with_batch(life)] += change
+        if (total := sum(held.values())) > peak:
+            peak, last = total, life
+        if available and held[True]:
+            batches = min(batches, (available - held[False]) / held[True])
+    return peak, last, batches
 
 
 def _changes(lives: Sequence[TensorLife]) -> list[tuple[int, int, TensorLife]]:

@@ -23,6 +23,15 @@ _OF_OPERATORS = (
     "Tensors that stay in a cache can go below that, and nothing below the arithmetic."
 )
 
+_SECONDS = (  # fields of a plan that are None where a figure of the device is not known
+    "arithmetic_sec",
+    "operators_sec",
+    "communication_sec",
+    "floor_sec",
+    "exposed_floor_sec",
+    "mfu_at_most",
+)
+
 _OF_STAGES = (
     "The bubble is of stages that take equally long, under GPipe or 1F1B. The floor is of this stage, without a bubble "
     "and without what stages send each other. Memory is GPipe's, which holds all microbatches."
@@ -50,8 +59,7 @@ def build_plan(
     where all ranks of a group are among the *node_size* of one node. *price* is of a device hour. *stages* are all
     those of the pipeline of the rank, which take so many *microbatches* in a step.
     """
-    record, unavailable = planned.flops, dict[str, str]()
-    notes = [*record.notes, *[_OF_STAGES][: len(stages)]]
+    record = planned.flops
     known = devices_called(device) if device else ()
     several = f" (of {len(known)} devices of this name the greatest figures)" if len(known) > 1 else ""
     of_memory = [row.memory_bytes_per_sec or 0.0 for row in known]
@@ -59,21 +67,20 @@ def build_plan(
     dtypes = sorted({cell.dtype for cell in record.cells if cell.flops})
     peaks = _peaks_in(dtypes, peak_flops_per_sec, [measured, *(row.peaks for row in known)])
     rows, by_link = _collectives(planned, links, node_size)
-    communication = None if any(one.floor_sec is None for one in rows) else math.fsum(by_link.values())
-    if communication is None:
+    times: dict[str, Any] = dict.fromkeys(_SECONDS)
+    unavailable: dict[str, str] = {}
+    if any(one.floor_sec is None for one in rows):
         unavailable["communication_sec"] = "the bandwidth of a link was not given"
-    arithmetic = operators = floor = exposed = share = None
+    else:
+        times["communication_sec"] = math.fsum(by_link.values())
+    notes = [*record.notes, *[_OF_STAGES][: len(stages)]]
     if missing := [dtype for dtype in dtypes if dtype not in peaks]:
         has_figures = device or peaks
         unavailable["floor_sec"] = f"no peak in {', '.join(missing)} is known" if has_figures else "no device was given"
     else:
         notes.append(_NO_BANDWIDTH if bandwidth is None else _OF_OPERATORS)
-        arithmetic, operators, of_model = _compute_sec(record, peaks, bandwidth or math.inf)
-        floor = max(operators, *by_link.values(), 0.0)
-        exposed = None if communication is None else operators + communication
-        share = of_model / floor if floor else None
+        times |= _floor(record, peaks, bandwidth or math.inf, by_link, times["communication_sec"])
     idle, devices = len(stages) - 1, math.prod(planned.mesh.values())
-    runs = {} if floor is None else {"the floor": floor, "40% of the peak": floor * (share or 0.0) / _USUAL_MFU}
     return Plan(
         mesh=planned.mesh,
         rank=planned.rank,
@@ -87,15 +94,10 @@ def build_plan(
         device=f"{device or ''}{several}",
         peaks_flops_per_sec=peaks,
         memory_bytes_per_sec=bandwidth,
-        arithmetic_sec=arithmetic,
-        operators_sec=operators,
-        communication_sec=communication,
-        floor_sec=floor,
-        exposed_floor_sec=exposed,
-        mfu_at_most=share,
+        **times,
         stages=tuple(flops_by_phase(one.flops.cells) for one in stages),
         bubble=idle / (microbatches + idle) if stages else None,
-        runs=tuple(_run(steps, sec, name, devices, price) for name, sec in runs.items()) if steps else (),
+        runs=() if steps is None else _runs(steps, times, devices, price),
         unavailable=unavailable,
         notes=tuple(notes),
     )
@@ -116,6 +118,25 @@ def _peaks_in(
     own = given if isinstance(given, Mapping) else dict.fromkeys(dtypes, given)
     found = {dtype: own.get(dtype) or max(one.get(dtype, 0.0) for one in tables) for dtype in dtypes}
     return {dtype: peak for dtype, peak in found.items() if peak}
+
+
+def _floor(
+    record: FlopRecord,
+    peaks: Mapping[str, float],
+    bandwidth: float,
+    by_link: Mapping[str, float],
+    communication: float | None,
+) -> dict[str, float | None]:
+    """The least seconds of a step, with what is sent hidden and exposed, by the names that a plan has for them."""
+    arithmetic, operators, of_model = _compute_sec(record, peaks, bandwidth)
+    floor = max(operators, *by_link.values(), 0.0)
+    return {
+        "arithmetic_sec": arithmetic,
+        "operators_sec": operators,
+        "floor_sec": floor,
+        "exposed_floor_sec": None if communication is None else operators + communication,
+        "mfu_at_most": of_model / floor if floor else None,
+    }
 
 
 def _compute_sec(record: FlopRecord, peaks: Mapping[str, float], bandwidth: float) -> tuple[float, float, float]:
@@ -169,9 +190,15 @@ def _ring_share(kind: str, size: int) -> float:
     return 2 * (size - 1) / size if kind == "all_reduce" else float(size > 1)
 
 
-def _run(steps: int, step_sec: float, at: str, devices: int, price: float | None) -> PlannedRun:
-    hours = steps * step_sec / _HOUR
-    of_all = hours * devices
-    return PlannedRun(
-        at=at, steps=steps, hours=hours, device_hours=of_all, price=None if price is None else price * of_all
-    )
+def _runs(steps: int, times: Mapping[str, float | None], devices: int, price: float | None) -> tuple[PlannedRun, ...]:
+    """So many *steps* at the floor, and at the share of the peak that is usual."""
+    floor, share = times["floor_sec"], times["mfu_at_most"] or 0.0
+    runs = list[PlannedRun]()
+    if floor is None:
+        return ()
+    for at, step_sec in (("the floor", floor), ("40% of the peak", floor * share / _USUAL_MFU)):
+        hours = steps * step_sec / _HOUR
+        of_all = hours * devices
+        cost = None if price is None else price * of_all
+        runs.append(PlannedRun(at=at, steps=steps, hours=hours, device_hours=of_all, price=cost))
+    return tuple(runs)

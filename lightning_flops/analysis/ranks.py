@@ -54,12 +54,13 @@ from lightning_flops.schema.trace import (
     TracedPart,
 )
 
+_USUAL = AdviceThresholds()
+
 
 def with_ranks(
-    profile: Profile, answers: Sequence[RankRecord | RankAbsence], *, thresholds: AdviceThresholds | None = None
+    profile: Profile, answers: Sequence[RankRecord | RankAbsence], *, thresholds: AdviceThresholds = _USUAL
 ) -> Profile:
     """*profile*, of the rank that reports, with what all ranks did together: *answers* of each, its own among them."""
-    limits = AdviceThresholds() if thresholds is None else thresholds
     records = sorted((one for one in answers if isinstance(one, RankRecord)), key=lambda one: one.rank)
     absences = sorted((one for one in answers if isinstance(one, RankAbsence)), key=lambda one: one.rank)
     profiles = [record.profile for record in records]
@@ -78,7 +79,7 @@ def with_ranks(
         pipeline_stages=profile.context.pp_size,
         stages=_stages(profiles),
         communication=compare(traced) if len(traced) > 1 else None,
-        stragglers=find_stragglers(records, thresholds=limits),
+        stragglers=find_stragglers(records, thresholds=thresholds),
         chance_sec=chance_sec(records),
         notes=_notes(records),
         ranks=tuple(map(_figures, profiles)),
@@ -86,7 +87,7 @@ def with_ranks(
     evidence, known = _evidence(ranks), profile.advice
     if evidence.shares.get("waiting") is not None:
         known = tuple(one for one in known if one.rule not in ON_COMMUNICATION)
-    advice = () if profile.timing is None or profile.timing.few_steps else advise(evidence, limits, known=known)
+    advice = () if profile.timing is None or profile.timing.few_steps else advise(evidence, thresholds, known=known)
     return replace(profile, ranks=ranks, advice=advice)
 
 
