@@ -55,8 +55,8 @@ MUTATIONS = (
     Mutation("analysis/rates.py", "timed_tokens * dp_size", "timed_tokens", "analysis/test_throughput.py"),
     Mutation(
         "analysis/rates.py",
-        "if share is not None and share > 1",
-        "if share is not None and share > 9",
+        "share is not None and share > 1\n    }",
+        "share is not None and share > 9\n    }",
         "analysis/test_throughput.py",
     ),
     Mutation(
@@ -228,7 +228,9 @@ MUTATIONS = (
         "pass",
         "lightning/test_loops.py loops/test_plain_loop.py run/test_monitor.py",
     ),
-    Mutation("run/throughput.py", "if not profiled:", "if True:", "run/test_monitor.py"),
+    Mutation(
+        "run/throughput.py", "if profiled:\n            self", "if False:\n            self", "run/test_monitor.py"
+    ),
     Mutation("run/throughput.py", "0.0 if ends_step else seconds", "0.0", "run/test_monitor.py"),
     Mutation("run/throughput.py", "if self._fetches > 1 or not inside", "if not inside", "run/test_monitor.py"),
     Mutation("run/throughput.py", "2 * self.length", "self.length", "run/test_monitor.py"),
