@@ -56,6 +56,10 @@ step_flops.seed_of_run = wraps(step_flops.seed_of_run)(lambda world_size: 0)
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
 
 
+# GNU readline, which some process above has loaded, exports the width of its terminal; commands keep to it.
+os.environ.pop("COLUMNS", None)
+
+
 # Lightning asks for the entry points of all that is installed each time that a Trainer is made: more than a hundred
 # files, and no test installs anything for the process that it runs in.
 importlib.metadata.entry_points = cache(importlib.metadata.entry_points)  # type: ignore[assignment]
