@@ -32,6 +32,8 @@ from .loops_own import loop
 
 
 def _accelerator(**settings: Any) -> Any:
+    # All of a process share one state: where a loop ended within an accumulation, the next one's updates are left out.
+    import_module("accelerate.state").GradientState._reset_state()
     return import_module("accelerate").Accelerator(cpu=True, **settings)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, GradientState
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.csv_logs import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -119,6 +119,7 @@ def accelerator() -> Iterator[Callable[..., Accelerator]]:
         one.end_training()
         one.free_memory()
     AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()  # a loop may have ended within an accumulation
 
 
 def test_a_loop_of_accelerate_accumulates_and_its_trackers_get_the_scalars(
