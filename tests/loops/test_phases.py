@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_flops import Profile, profile_training
 from lightning_flops.pytorch import TrainingProfiler
@@ -43,12 +44,19 @@ class Policy(nn.Module):
         return rows.new_zeros(ROWS, WIDTH + TOKENS)
 
 
+class Checkpointed(Policy):
+    def forward(self, rows: Tensor) -> Tensor:
+        self.now.sleep(self.seconds)
+        output: Tensor = checkpoint(lambda given: self.layer(given).sigmoid(), rows, use_reentrant=False)
+        return output
+
+
 Step = Callable[[Policy, Policy, Tensor, TrainingProfiler, FakeNow], object]
 
 
-def profiled(now: FakeNow, step: Step, **given: Any) -> Profile:
+def profiled(now: FakeNow, step: Step, kind: type[Policy] = Policy, **given: Any) -> Profile:
     torch.manual_seed(0)
-    policy, reference = Policy(now, 0.5), Policy(now, 3.0)
+    policy, reference = kind(now, 0.5), Policy(now, 3.0)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
     settings: dict[str, Any] = {"profile_step": 2, "timing_steps": 2, "trace": False, "lines": False, **given}
     loader: Any = torch.utils.data.DataLoader(torch.ones(6 * ROWS, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
@@ -91,6 +99,14 @@ def test_what_runs_in_generate_is_rollout_and_a_call_without_gradients_outside_o
     assert rollout.mfu == pytest.approx(TOKENS * FORWARD / (PEAK * TOKENS * 0.75))
     assert (rollout.tokens, rollout.completion_tokens) == (ROWS * (WIDTH + TOKENS), ROWS * TOKENS)
     assert rollout.tokens_per_sec == pytest.approx(ROWS / 0.75)
+
+
+def test_what_a_checkpoint_repeats_is_in_no_phase_s_flops_and_mfu(now: FakeNow) -> None:
+    profile = profiled(now, rolls_out_and_scores, Checkpointed)
+    assert profile.flops.recompute == FORWARD
+    training = profile.phases["training"]
+    assert training.flops == 2 * FORWARD
+    assert training.mfu == pytest.approx(2 * FORWARD / (PEAK * 0.5))
 
 
 def test_the_summary_the_table_the_json_and_the_scalars_have_the_phases(now: FakeNow) -> None:

@@ -102,6 +102,13 @@ def test_a_backward_formula_sees_the_forward_s_call() -> None:
     assert (counts.forward, counts.backward) == (2000, 7 + 12)
 
 
+def test_counters_inside_of_one_another_each_hear_a_formula() -> None:
+    one = copy.deepcopy(model)
+    with count_flops(one) as outer, count_flops(one) as inner:
+        one(torch.randn(3, 4)).sum().backward()
+    assert outer.forward == inner.forward == (1 + 2 + 1) * ONE
+
+
 def test_training_is_as_without_and_leaves_nothing() -> None:
     x, one, other = torch.randn(3, 4), copy.deepcopy(before), copy.deepcopy(before)
     with count_flops(one) as counts:
