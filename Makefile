@@ -191,8 +191,9 @@ lightning-source:
 
 $(LIGHTNING_VENV)/.installed: pyproject.toml constraints.txt benchmarks/constraints-lightning.txt
 	test -x $(LIGHTNING_VENV)/bin/python || $(PYTHON) -m venv $(LIGHTNING_VENV)
+	grep -v '^omegaconf' constraints.txt > $(LIGHTNING_VENV)/constraints.txt  # Hydra wants an older one than our tests
 	$(LIGHTNING_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --constraint benchmarks/constraints-lightning.txt \
+		--constraint $(LIGHTNING_VENV)/constraints.txt --constraint benchmarks/constraints-lightning.txt \
 		--editable '.[lightning,tensorboard,trace]' cloudpickle fastapi hydra-core 'jsonargparse[jsonnet,signatures]' \
 		matplotlib omegaconf onnx onnxruntime onnxscript pandas psutil pytest pytest-rerunfailures pytest-timeout rich \
 		scikit-learn tensorboardX uvicorn
