@@ -304,7 +304,6 @@ class TracedStepRecord:
 
     index: int  # steps of this fit before the first of them
     signatures: tuple[StepSignature, ...]  # of each
-    process: int  # number of the process
     path: str  # local trace file, plain JSON, there as long as what recorded it
 
 

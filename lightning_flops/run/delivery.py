@@ -399,19 +399,10 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
     profile = build_profile(window, config=config, traced=traced)
     files: list[str] = []
     folder = config.trace_dir if window.context.rank == 0 or config.all_ranks else None
-    if folder is not None and window.traces:
-        from lightning_flops.trace import load_trace
-        from lightning_flops.trace.tables import counter_tracks
-
+    if folder is not None:
         for record in window.traces:
-            counters: tuple[Any, ...] = ()
             try:
-                counters = tuple(counter_tracks(load_trace(record.path)))
-            except Exception as error:  # a trace without them is still a trace
-                notes.append(f"The kept trace has no counter tracks: {error}.")
-            kept_as = {"rank": window.context.rank, "step": record.index, "process": record.process}
-            try:
-                files.append(keep_trace(record.path, folder, counters=counters, **kept_as))
+                files.append(keep_trace(record.path, folder, rank=window.context.rank, step=record.index))
             except OSError as error:
                 notes.append(f"The trace was not kept: {error}.")
     traced = traced and replace(traced, files=tuple(files))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_flops.trace.columns import Trace, once
-from lightning_flops.trace.intervals import Ints, Lanes, Mask, group_by, numbered, order_by, split_by
+from lightning_flops.trace.intervals import Ints, Lanes, Mask, numbered, order_by, split_by
 from lightning_flops.trace.names import Kind
 
 # Nodes that autograd runs; the last are those of torch 1.8.
@@ -86,38 +86,26 @@ def _launches(trace: Trace) -> tuple[Ints, int]:
     calls = calls[np.append(True, ~again)[: len(calls)]]
     events = trace.device_rows[number[trace.device_rows] >= 0]
     firsts, ends = (np.searchsorted(number[calls], number[events], side=side) for side in ("left", "right"))
-    found, of_one, of_several = np.full(len(trace), -1, dtype=np.int64), ends - firsts == 1, events[ends - firsts > 1]
+    found, of_one, of_several = np.full(len(trace), -1, dtype=np.int64), ends - firsts == 1, ends - firsts > 1
     found[events[of_one]] = calls[firsts[of_one]]
-    if len(of_several):
-        calls = calls[trace.where(_LAUNCHES.search, Kind.RUNTIME)[calls] & np.isin(number[calls], number[of_several])]
-        found[of_several] = _in_time(trace, calls, of_several, number)
-    return found, int((found[of_several] < 0).sum())
+    several = events[of_several]
+    calls = calls[trace.where(_LAUNCHES.search, Kind.RUNTIME)[calls] & np.isin(number[calls], number[several])]
+    able = dict(split_by(number, calls))
+    for one, launched in split_by(number, several):
+        found[launched] = _in_time(trace, able.get(one, calls[:0]), launched)
+    return found, int((found[several] < 0).sum())
 
 
-def _in_time(trace: Trace, calls: Ints, events: Ints, number: Ints) -> Ints:
+def _in_time(trace: Trace, calls: Ints, events: Ints) -> Ints:
     """For each of *events*, which are by start, the one of *calls* with its number that launched it; -1 if unclear."""
-    rows, is_call = np.concatenate([calls, events]), np.arange(len(calls) + len(events)) < len(calls)
-    group = group_by(number[rows]).number
-    order = np.lexsort((~is_call, trace.start_ns[rows], group))
-    rows, is_call, group = rows[order], is_call[order], group[order]
-    of_calls, of_events = rows[is_call], rows[~is_call]
-    called, launched = np.bincount(group, is_call).astype(np.int64), np.bincount(group, ~is_call).astype(np.int64)
-    mine = group[~is_call]
-    begins = np.cumsum(called) - called
+    called_ns, began_ns = trace.start_ns[calls], trace.start_ns[events]
     # Either as many calls as events, and one stream, which runs in the order of the launches.
-    turn = begins[mine] + np.arange(len(mine)) - (np.cumsum(launched) - launched)[mine]
-    in_turn = of_calls[np.minimum(turn, len(of_calls) - 1)] if len(of_calls) else np.full(len(mine), -1)
-    lanes = trace.lane[of_events]
-    same_lane = np.append(True, (np.diff(lanes) == 0) | (np.diff(mine) != 0))
-    fits = same_lane & (trace.start_ns[in_turn] <= trace.start_ns[of_events])
-    ordered = (called == launched) & (np.bincount(mine, ~fits, len(called)) == 0)
+    if len(calls) == len(events) and (called_ns <= began_ns).all() and (np.diff(trace.lane[events]) == 0).all():
+        return calls
     # Or each launch is done before the next one of its number: then the last call before an event launched it.
-    last = np.cumsum(is_call)[~is_call] - 1
-    used = np.bincount(last[last >= begins[mine]], minlength=len(of_calls)) > 0
-    idle = np.bincount(group[is_call], ~used, len(called)) + np.bincount(mine, last < begins[mine], len(called))
-    latest = np.where(idle[mine] == 0, of_calls[last], -1) if len(of_calls) else in_turn
-    found = dict(zip(of_events.tolist(), np.where(ordered[mine], in_turn, latest).tolist(), strict=True))
-    return np.array([found[event] for event in events.tolist()], dtype=np.int64)
+    last = np.searchsorted(called_ns, began_ns, side="right") - 1
+    is_clear = np.array_equal(np.unique(last), np.arange(len(calls)))  # each launched something, and before no event
+    return calls[last] if is_clear else np.full(len(events), -1)
 
 
 def enclosing(trace: Trace, rows: Ints, parent: Ints, lanes: Lanes, moments_ns: Ints) -> Ints:

@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -395,15 +395,6 @@ def _short_group(group: str) -> str | None:
     return digest if len(group) > _LONG_GROUP else group or None
 
 
-class CounterTrack(NamedTuple):
-    """A figure over the time of a trace, for viewers to draw; each value holds until the next one."""
-
-    name: str
-    unit: str  #: ``bytes`` or ``percent``.
-    times_ns: Sequence[int]  #: On the trace's clock, rising.
-    values: Sequence[float]
-
-
 def memory_curves(trace: Trace) -> tuple[schema.MemoryCurve, ...] | None:
     """The curve of each device whose allocations were recorded; None where none were."""
     if not (memory := trace.memory):
@@ -437,22 +428,3 @@ def _phase_spans(trace: Trace, begin_ns: int) -> tuple[tuple[str, float, float],
         for start, end in zip(phase.own.starts.tolist(), phase.own.ends.tolist(), strict=True)
     ]
     return tuple(sorted(found, key=itemgetter(1)))
-
-
-def counter_tracks(trace: Trace) -> Iterator[CounterTrack]:
-    """GPU utilization and estimated SM efficiency of each device, moment by moment, and memory; what there is of it."""
-    for device, rows in split_by(trace.device, trace.of(Kind.KERNEL)):
-        blocks = trace.blocks_per_sm[rows]
-        for name, weights in (("GPU utilization", np.ones(len(rows))), ("est. SM efficiency", blocks)):
-            if not np.isnan(weights).any():
-                moments, level = intervals.levels(trace.start_ns[rows], trace.end_ns[rows], weights)
-                new = np.append(True, level[1:] != level[:-1])
-                values = (100 * level[new]).tolist()
-                yield CounterTrack(f"{name}, device {device}", "percent", moments[new].tolist(), values)
-    for curve in memory_curves(trace) or ():
-        what = "memory allocated" if curve.absolute else "memory allocated since the trace began"
-        name = f"{what}, {'host' if curve.device < 0 else f'device {curve.device}'}"
-        times_us, values = zip(*curve.points, strict=True)
-        times = np.rint(np.array(times_us) * NS_PER_US).astype(np.int64) + trace.start_ns.min()
-        held = dict(zip(times.tolist(), values, strict=True))  # the last of several at one moment
-        yield CounterTrack(name, "bytes", [*held], [*held.values()])

@@ -379,33 +379,3 @@ def test_curve_has_the_highest_point_of_each_stretch_and_the_peak() -> None:
     # An old trace, without totals, shows the change.
     (old,) = known(tables.memory_curves(trace(operator("aten::mm", 0, 5), memory(1, 100), memory(3, 50))))
     assert (old.absolute, old.peak_bytes, old.device) == (False, 150, -1)
-
-
-# ---- figures over a trace's clock: worked out by hand from what ran when
-
-
-def tracks(*events: Event) -> dict[str, list[tuple[int, float]]]:
-    """Times in microseconds and values of each track, by its name."""
-    found = tuple(tables.counter_tracks(trace(*events)))
-    assert all(one.times_ns == sorted(set(one.times_ns)) for one in found)
-    return {
-        one.name: [(time // 1000, value) for time, value in zip(one.times_ns, one.values, strict=True)] for one in found
-    }
-
-
-def test_a_device_is_used_while_a_kernel_runs_and_its_multiprocessors_as_far_as_blocks_fill_them() -> None:
-    kernels = (sized(1, 10, 10, 0.5, 1), sized(2, 30, 20, 0.5, 1), sized(3, 40, 20, 4, 1, stream=8))
-    assert tracks(operator("aten::relu", 0, 1), *kernels) == {
-        "GPU utilization, device 0": [(10, 100), (20, 0), (30, 100), (60, 0)],
-        "est. SM efficiency, device 0": [(10, 50), (20, 0), (30, 50), (40, 100), (60, 0)],
-    }
-
-
-def test_memory_has_what_is_allocated_of_each_device() -> None:
-    events = [*(at(3, -20, total=10), at(1, 10, total=30), at(5, 10, total=20)), memory(2, 5, total=5)]
-    assert tracks(operator("aten::relu", 0, 1), *events) == {
-        "memory allocated, host": [(2, 5)],
-        "memory allocated, device 0": [(1, 30), (3, 10), (5, 20)],
-    }
-    old = tracks(operator("aten::mm", 0, 1), memory(1, 100), memory(3, 50), memory(3, -120))
-    assert old == {"memory allocated since the trace began, host": [(1, 100), (3, 30)]}

@@ -109,7 +109,7 @@ def test_recomputed_flops_are_the_backwards() -> None:
 
 def record(index: int, path: str = "no such file") -> TracedStepRecord:
     signatures = (mlp_traced()[0].counted_steps[0].signature,)
-    return TracedStepRecord(index=index, signatures=signatures, process=1, path=path)
+    return TracedStepRecord(index=index, signatures=signatures, path=path)
 
 
 def written(path: Path, *events: Event, **beside: Any) -> str:

@@ -120,7 +120,7 @@ class StepTracer:
                 "and device times of modules are n/a."
             )
         self.give_up()
-        return TracedStepRecord(index=self._first_index, signatures=signatures, process=os.getpid(), path=path)
+        return TracedStepRecord(index=self._first_index, signatures=signatures, path=path)
 
     def give_up(self) -> None:
         """Stop tracing, and remove everything of ours from torch. What was traced before stays."""

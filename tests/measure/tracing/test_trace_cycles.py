@@ -17,7 +17,7 @@ def signature(name: str = "same") -> StepSignature:
 def tracer() -> Any:
     """A tracer that records nothing."""
     fake = create_autospec(StepTracer, instance=True, lost=None)
-    fake.stop.side_effect = lambda *these: TracedStepRecord(index=0, signatures=these, process=1, path="")
+    fake.stop.side_effect = lambda *these: TracedStepRecord(index=0, signatures=these, path="")
     return fake
 
 
