@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lightning_flops.analysis.evidence import LEAST_FETCH_SEC, LEAST_WAIT_SEC
 from lightning_flops.analysis.rules import RULES, Rule
-from lightning_flops.config import AdviceThresholds
+from lightning_flops.config import ADVICE_THRESHOLDS
 from lightning_flops.schema.step import FEW_STEPS
 from lightning_flops.units import duration
 
@@ -48,7 +48,7 @@ def _section(rule: Rule) -> str:
 
 | | |
 |---|---|
-| when | {rule.threshold_text(AdviceThresholds())} |
+| when | {rule.threshold_text(ADVICE_THRESHOLDS)} |
 | do | {_filled(rule.remedy)} |
 | saves at most | {_ceiling(rule)} |
 | not | {rule.unless} |

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from lightning_flops.analysis.evidence import DATA_WAIT, Evidence
 from lightning_flops.analysis.rules import RULES, of_optimizer
-from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.step import Advice
 from lightning_flops.units import percent
 
@@ -15,7 +14,7 @@ _WORTH = 0.05  # what changes the model's results is not first while anything el
 _NAMED = 3  # lines
 
 
-def advise(evidence: Evidence, thresholds: AdviceThresholds, *, known: Iterable[Advice] = ()) -> tuple[Advice, ...]:
+def advise(evidence: Evidence, thresholds: Mapping[str, float], *, known: Iterable[Advice] = ()) -> tuple[Advice, ...]:
     """What to try by *evidence* and what is *known* already, the largest possible saving first.
 
     What changes the model's results is not first while something else may save a twentieth of the step.
@@ -29,22 +28,22 @@ def advise(evidence: Evidence, thresholds: AdviceThresholds, *, known: Iterable[
     return tuple(ordered)
 
 
-def unexplained_words(evidence: Evidence, thresholds: AdviceThresholds) -> str:
+def unexplained_words(evidence: Evidence, thresholds: Mapping[str, float]) -> str:
     """The largest part around the model's work of which no rule says why it takes so long, with its lines; or empty."""
-    named = {cause.part for cause in evidence.causes.get("line", ()) if cause.share > thresholds.line}
+    named = {cause.part for cause in evidence.causes.get("line", ()) if cause.share > thresholds["line"]}
     named |= {DATA_WAIT} | ({"optimizer"} if of_optimizer(evidence)["ways"] else set())
     found = {name: share for name, share in evidence.parts.items() if name not in named and "ward" not in name}
     part = max(found, key=found.__getitem__, default="")
-    if found.get(part, 0.0) <= thresholds.part:
+    if found.get(part, 0.0) <= thresholds["part"]:
         return ""
     rows = ", ".join(f"{row.where} ({percent(row.share)})" for row in evidence.rows.get(part, ())[:_NAMED])
     return f"{part} takes {percent(found[part])} of the step, and no rule says why{rows and f': {rows}'}."
 
 
-def starved_words(evidence: Evidence, thresholds: AdviceThresholds) -> str:
+def starved_words(evidence: Evidence, thresholds: Mapping[str, float]) -> str:
     """A warning where the process waited for processors: no advice is as sure as it says then. Else empty."""
     share = evidence.shares.get("starved")
-    if share is None or share <= thresholds.starved:
+    if share is None or share <= thresholds["starved"]:
         return ""
     return (
         f"For {percent(share)} of the timed steps' time this process was ready to run and waited for a processor: all "

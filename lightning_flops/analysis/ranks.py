@@ -37,7 +37,7 @@ from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.names import name_ranks
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, TracedRank
 from lightning_flops.analysis.rates import peak_seconds, per_second, ratio, share_of_flops, sum_if_all_known
-from lightning_flops.config import AdviceThresholds
+from lightning_flops.config import ADVICE_THRESHOLDS
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import RunContext
 from lightning_flops.schema.profile import Profile
@@ -54,11 +54,12 @@ from lightning_flops.schema.trace import (
     TracedPart,
 )
 
-_USUAL = AdviceThresholds()
-
 
 def with_ranks(
-    profile: Profile, answers: Sequence[RankRecord | RankAbsence], *, thresholds: AdviceThresholds = _USUAL
+    profile: Profile,
+    answers: Sequence[RankRecord | RankAbsence],
+    *,
+    thresholds: Mapping[str, float] = ADVICE_THRESHOLDS,
 ) -> Profile:
     """*profile*, of the rank that reports, with what all ranks did together: *answers* of each, its own among them."""
     records = sorted((one for one in answers if isinstance(one, RankRecord)), key=lambda one: one.rank)
@@ -324,7 +325,7 @@ class _Rank(NamedTuple):
 
 
 def find_stragglers(
-    records: Sequence[RankRecord], *, thresholds: AdviceThresholds | None = None
+    records: Sequence[RankRecord], *, thresholds: Mapping[str, float] = ADVICE_THRESHOLDS
 ) -> tuple[Straggler, ...]:
     """The ranks of one job that the others wait for, longest first; each is held against its own pipeline stage."""
     groups = zip(_peers(records, by_modules=True), _peers(records), strict=True)
@@ -353,7 +354,7 @@ def _peers(records: Sequence[RankRecord], *, by_modules: bool = False) -> Iterat
 
 
 def find_stragglers_in_traces(
-    ranks: Mapping[int, Sequence[TracedPart]], *, thresholds: AdviceThresholds | None = None
+    ranks: Mapping[int, Sequence[TracedPart]], *, thresholds: Mapping[str, float] = ADVICE_THRESHOLDS
 ) -> list[Straggler]:
     """Stragglers among *ranks*, of which nothing is known but the parts of their traced steps."""
     peers = [_Rank(rank, sum(part.wall_sec for part in parts), _own(parts)) for rank, parts in ranks.items()]
@@ -421,13 +422,13 @@ def _of_others(table: Any) -> Any:
     return sum(np.where(table <= ordered[at], ordered[at + 1], ordered[at]) for at in middle) / 2
 
 
-def _of_peers(peers: Sequence[_Rank], thresholds: AdviceThresholds | None) -> list[Straggler]:
+def _of_peers(peers: Sequence[_Rank], thresholds: Mapping[str, float]) -> list[Straggler]:
     """The stragglers among ranks that do the same work, the latest first; none of a rank alone."""
     if len(peers) < 2:
         return []
-    limits, (names, delays, chance) = thresholds or AdviceThresholds(), _delays(peers)
+    names, delays, chance = _delays(peers)
     others_sec = _of_others(np.array([[one.step_sec] for one in peers]))[:, 0]
-    least_sec = np.maximum(limits.straggler_sec, (limits.straggler - 1.0) * others_sec)
+    least_sec = np.maximum(thresholds["straggler_sec"], (thresholds["straggler"] - 1.0) * others_sec)
     by_part = delays * (np.abs(delays) > chance)
     is_by_part = by_part.sum(axis=1) > least_sec
     is_whole = delays.sum(axis=1) > np.maximum(least_sec, np.sqrt((chance**2).sum(axis=1)))

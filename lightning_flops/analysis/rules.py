@@ -14,7 +14,6 @@ from functools import partial
 from lightning_flops.analysis.evidence import Evidence, kept_up_with, share_of_wait, words_of_loader
 from lightning_flops.analysis.names import pattern_of
 from lightning_flops.analysis.phases import rate, rate_of_rollout, scoring_gain
-from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
 from lightning_flops.schema.step import Advice
 from lightning_flops.schema.trace import Straggler
@@ -32,7 +31,7 @@ class Rule:
     name: str
     #: What is compared: None where it is not known or the rule does not apply; else the share of the rule's name.
     measured: Callable[[Evidence], float | None] | None = None
-    limit: str = ""  #: The field of ``AdviceThresholds`` above which that must be, if not that of the rule's name.
+    limit: str = ""  #: The name in ``ADVICE_THRESHOLDS`` above which that must be, if not that of the rule's name.
     threshold: str = "more than {limit}"
     fact: str
     remedy: str
@@ -44,16 +43,16 @@ class Rule:
     source: str = _OWN
     words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
 
-    def limit_of(self, limits: AdviceThresholds) -> float | None:
+    def limit_of(self, limits: Mapping[str, float]) -> float | None:
         """What must be exceeded; None where the rule knows no limit."""
-        return getattr(limits, self.limit or self.name, None)
+        return limits.get(self.limit or self.name)
 
-    def threshold_text(self, limits: AdviceThresholds) -> str:
+    def threshold_text(self, limits: Mapping[str, float]) -> str:
         """What must be exceeded, in words."""
         limit = self.limit_of(limits)
         return self.threshold.format(limit=percent(limit), forwards=plain(limit))
 
-    def advice(self, evidence: Evidence, limits: AdviceThresholds) -> Advice | None:
+    def advice(self, evidence: Evidence, limits: Mapping[str, float]) -> Advice | None:
         """What this rule says; None if it says nothing."""
         limit = self.limit_of(limits)
         measured = evidence.shares.get(self.name) if self.measured is None else self.measured(evidence)

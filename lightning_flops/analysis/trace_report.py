@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.advice import advise
@@ -12,7 +12,7 @@ from lightning_flops.analysis.names import name_files
 from lightning_flops.analysis.rank_record import TracedRank
 from lightning_flops.analysis.ranks import compare, find_stragglers_in_traces, refuse_mixed_ranks
 from lightning_flops.analysis.rates import NO_FLOPS, ratio
-from lightning_flops.config import AdviceThresholds
+from lightning_flops.config import ADVICE_THRESHOLDS
 from lightning_flops.schema.step import Advice
 from lightning_flops.schema.trace import RankComparison, RankRow, Straggler, TracedPart, TraceReport, TracesReport
 from lightning_flops.trace import tables
@@ -120,7 +120,9 @@ def analyze_one(
     )
 
 
-def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:
+def join_analyses(
+    analyzed: Sequence[AnalyzedTrace], *, thresholds: Mapping[str, float] = ADVICE_THRESHOLDS
+) -> TracesReport:
     """Reports of several traces, and their ranks side by side; traces that do not say theirs are of separate runs.
 
     Raises:
@@ -148,20 +150,19 @@ def advise_on_traces(
     *,
     straggler: Straggler | None,
     devices: Sequence[DeviceAbilities],
-    thresholds: AdviceThresholds | None = None,
+    thresholds: Mapping[str, float] = ADVICE_THRESHOLDS,
 ) -> tuple[Advice, ...]:
     """Advice from traces alone, in whose order *ranks* and *devices* are; by each rule for the rank that saves most."""
-    limits = AdviceThresholds() if thresholds is None else thresholds
     files = name_files([trace.source for trace in traces])
     rows: Sequence[RankRow | None] = [None] * len(traces) if ranks is None else ranks.ranks
     unmatched, every = ranks is not None and bool(ranks.notes), []
     for trace, file, row, device in zip(traces, files, rows, devices, strict=True):
         whose = "" if len(traces) == 1 else f"{file}: " if trace.rank is None else f"Rank {trace.rank}: "
         whole = "step" if trace.step_times.marked else "trace"
-        for one in advise(_of_trace(trace, row, device, unmatched=unmatched), limits):
+        for one in advise(_of_trace(trace, row, device, unmatched=unmatched), thresholds):
             if straggler is None or one.rule != "waiting":  # the others wait for the straggler
                 every.append(replace(one, fact=f"{whose}{one.fact}".replace("he step", f"he {whole}")))
-    ordered = advise(Evidence(straggler=straggler), limits, known=every)
+    ordered = advise(Evidence(straggler=straggler), thresholds, known=every)
     return tuple({one.rule: one for one in reversed(ordered)}.values())[::-1]
 
 

@@ -4,10 +4,10 @@ Each setting is written once, as a field of ``ProfilerConfig``: its default, wha
 """
 
 from lightning_flops.config.rules import (
+    ADVICE_THRESHOLDS as ADVICE_THRESHOLDS,
     BLOCK as BLOCK,
     DTYPE_NAMES as DTYPE_NAMES,
     OWN_FOLDER as OWN_FOLDER,
-    AdviceThresholds as AdviceThresholds,
     TraceSchedule as TraceSchedule,
     refuse_unknown as refuse_unknown,
 )
@@ -16,7 +16,6 @@ from lightning_flops.config.settings import (
     OF_DEEPSPEED as OF_DEEPSPEED,
     SETTINGS as SETTINGS,
     ProfilerConfig as ProfilerConfig,
-    SettingArguments as SettingArguments,
     TakenBlock as TakenBlock,
     config_from as config_from,
     given_settings as given_settings,

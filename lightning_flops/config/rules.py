@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lightning_flops.errors import ConfigError
 from lightning_flops.units import shown
@@ -23,44 +23,43 @@ _MORE_DTYPES = ("float4", "uint8", "int16", "int32", "int64", "complex32", "comp
 PEAK_DTYPES = DTYPE_NAMES + _MORE_DTYPES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceThresholds:
-    """The limits from which on advice is given; the setting ``advice_thresholds`` changes them.
+ADVICE_THRESHOLDS: Final[Mapping[str, float]] = {
+    "data_wait": 0.05,  # waiting for data above this share
+    "exposed_communication": 0.10,  # communication that no computation hides above this share
+    "tensor_core_eligible": 0.05,  # no tensor cores, though more than this share of kernels' time could use them
+    "float32": 0.05,  # float32 products, TF32 off, above this share of the model FLOPs
+    "misaligned": 0.05,  # 16-bit products with a dimension that is no multiple of 8 above this share of FLOPs
+    "optimizer": 0.15,  # optimizer that updates tensor by tensor above this share
+    "idle": 0.20,  # idle device above this share, the wait for data left out
+    "straggler": 1.1,  # the slowest rank's own time above this many times the median
+    "straggler_sec": 0.001,  # ... and longer by more than so many seconds a step
+    "waiting": 0.10,  # waiting for other ranks above this share, though none of them is a straggler
+    "padding": 0.20,  # padding above this share of the tokens
+    "pageable_copies": 0.05,  # copies from pageable host memory above this share
+    "dropout": 0.10,  # dropout above this share
+    "norm": 0.10,  # norms that are written out in Python above this share
+    "line": 0.10,  # a line or callback of the program around the model above this share
+    "line_in_module": 0.25,  # many short operations of one function inside a module above this share
+    "calls": 0.10,  # a module that a batch calls many times above this share
+    "unused_forward": 0.05,  # forwards whose output no backward used above this share
+    "attention": 0.10,  # attention that is written out above this share
+    "rollout": 0.20,  # generation at less than half of the training's FLOP/s above this share
+    "scoring": 0.05,  # a model that is only asked, in float32 where bfloat16 is faster, above this share
+    "recompute": 0.10,  # forwards that the backward repeats above this share
+    "closure": 3.0,  # runs of the model that a batch has in an LBFGS's closure above this number
+    "host_wait": 0.05,  # idle device above this share where numbers are read from it
+    "other_operators": 0.25,  # operators without products above this share
+    "part": 0.25,  # a part of the step that no other rule explains above this share
+    "float64": 0.05,  # products in float64 above this share
+    "tf32": 0.05,  # products in TF32 where bfloat16 is faster above this share of the model FLOPs
+    "heat_limited": 0.05,  # heat held the GPU's clock down above this share of the timed steps
+    "starved": 0.05,  # a thread of this process was ready and had no processor above this share of the timed steps
+}
+"""The limits from which on advice is given; the setting ``advice_thresholds`` changes them.
 
-    A share is a share of the step; 1 is the whole step. The values come from the sources that ``analysis.advice``
-    names, or are this project's own.
-    """
-
-    data_wait: float = 0.05  # waiting for data above this share
-    exposed_communication: float = 0.10  # communication that no computation hides above this share
-    tensor_core_eligible: float = 0.05  # no tensor cores, though more than this share of kernels' time could use them
-    float32: float = 0.05  # float32 products, TF32 off, above this share of the model FLOPs
-    misaligned: float = 0.05  # 16-bit products with a dimension that is no multiple of 8 above this share of FLOPs
-    optimizer: float = 0.15  # optimizer that updates tensor by tensor above this share
-    idle: float = 0.20  # idle device above this share, the wait for data left out
-    straggler: float = 1.1  # the slowest rank's own time above this many times the median
-    straggler_sec: float = 0.001  # ... and longer by more than so many seconds a step
-    waiting: float = 0.10  # waiting for other ranks above this share, though none of them is a straggler
-    padding: float = 0.20  # padding above this share of the tokens
-    pageable_copies: float = 0.05  # copies from pageable host memory above this share
-    dropout: float = 0.10  # dropout above this share
-    norm: float = 0.10  # norms that are written out in Python above this share
-    line: float = 0.10  # a line or callback of the program around the model above this share
-    line_in_module: float = 0.25  # many short operations of one function inside a module above this share
-    calls: float = 0.10  # a module that a batch calls many times above this share
-    unused_forward: float = 0.05  # forwards whose output no backward used above this share
-    attention: float = 0.10  # attention that is written out above this share
-    rollout: float = 0.20  # generation at less than half of the training's FLOP/s above this share
-    scoring: float = 0.05  # a model that is only asked, in float32 where bfloat16 is faster, above this share
-    recompute: float = 0.10  # forwards that the backward repeats above this share
-    closure: float = 3.0  # runs of the model that a batch has in an LBFGS's closure above this number
-    host_wait: float = 0.05  # idle device above this share where numbers are read from it
-    other_operators: float = 0.25  # operators without products above this share
-    part: float = 0.25  # a part of the step that no other rule explains above this share
-    float64: float = 0.05  # products in float64 above this share
-    tf32: float = 0.05  # products in TF32 where bfloat16 is faster above this share of the model FLOPs
-    heat_limited: float = 0.05  # heat held the GPU's clock down above this share of the timed steps
-    starved: float = 0.05  # a thread of this process was ready and had no processor above this share of the timed steps
+A share is a share of the step; 1 is the whole step. The values come from the sources that the rules of advice name, or
+are this project's own.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +159,10 @@ def _schedule(value: Any) -> Any:
 PEAK_OR_NONE = _or_none(
     Rule(f"a number > 0, a mapping from dtype names ({', '.join(PEAK_DTYPES)}) to numbers > 0", _peak)
 )
-_THRESHOLDS = asdict(AdviceThresholds())
 THRESHOLDS_OR_NONE = _or_none(
     Rule(
-        f"a mapping from names ({', '.join(_THRESHOLDS)}) to numbers >= 0",
-        lambda value: _by_name(value, _THRESHOLDS, _number),
+        f"a mapping from names ({', '.join(ADVICE_THRESHOLDS)}) to numbers >= 0",
+        lambda value: _by_name(value, ADVICE_THRESHOLDS, _number),
     )
 )
 TRACE_SCHEDULE_OR_NONE = _or_none(

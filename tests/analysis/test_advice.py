@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from lightning_flops.analysis.lines import Cause, build_lines, causes
 from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.analysis.rules import RULES
 from lightning_flops.analysis.timing import build_timing
-from lightning_flops.config import AdviceThresholds, ProfilerConfig
+from lightning_flops.config import ADVICE_THRESHOLDS, ProfilerConfig
 from lightning_flops.records import (
     LineRecord,
     LinesRecord,
@@ -37,7 +37,6 @@ from tests.report import windows
 from tests.report.traced_windows import transformer_traced
 from tests.report.windows import A100, cell
 
-DEFAULTS = AdviceThresholds()
 TENSOR_CORES = DeviceAbilities(tensor_core_dtypes=("bfloat16", "float16"), tf32=True, pins_memory=True)
 STRAGGLER = Straggler(
     rank=3, late_sec=0.004, share=0.2, part="backward", part_sec=0.004, module=None,
@@ -63,12 +62,12 @@ READS = Cause(part="other", share=0.2, rows=(row(7, 0.2, "x.item()"),))
 PROP = OptimizerFacts(type_name="RMSprop", faster_with=("foreach=True",))
 
 
-def rules(evidence: Evidence, thresholds: AdviceThresholds = DEFAULTS) -> list[str]:
+def rules(evidence: Evidence, thresholds: Mapping[str, float] = ADVICE_THRESHOLDS) -> list[str]:
     return [advice.rule for advice in advise(evidence, thresholds)]
 
 
 def only(evidence: Evidence) -> Advice:
-    (advice,) = advise(evidence, DEFAULTS)
+    (advice,) = advise(evidence, ADVICE_THRESHOLDS)
     return advice
 
 
@@ -252,7 +251,7 @@ def test_the_largest_possible_saving_comes_first_and_two_may_name_the_same_time(
         backend="gloo",
         device=TENSOR_CORES,
     )
-    found = {one.rule: one.ceiling for one in advise(evidence, DEFAULTS)}
+    found = {one.rule: one.ceiling for one in advise(evidence, ADVICE_THRESHOLDS)}
     assert list(found) == ["backend", "exposed_communication", "norm", "misaligned"]
     assert found["exposed_communication"] == found["backend"] == pytest.approx(0.3)
     assert found["misaligned"] is None
@@ -261,7 +260,7 @@ def test_the_largest_possible_saving_comes_first_and_two_may_name_the_same_time(
 def test_precision_saves_what_the_peaks_and_the_share_of_the_products_say() -> None:
     h200 = {"float32": 66.9e12, "tf32": 494.7e12, "bfloat16": 989.4e12}
     evidence = Evidence(shares={"float32": 1.0, "idle": 0.21}, device=TENSOR_CORES, peaks=h200, matmul_share=0.7)
-    first = advise(evidence, DEFAULTS)[0]
+    first = advise(evidence, ADVICE_THRESHOLDS)[0]
     # Products take 70% of the step, and 66.9 / 494.7 of that at the peak of TF32.
     assert (first.rule, first.changes) == ("float32", True)
     assert first.ceiling == pytest.approx(0.7 * (1 - 66.9 / 494.7))
@@ -290,7 +289,7 @@ def test_what_changes_the_models_results_is_not_first_while_something_else_saves
     shares = {"dropout": 0.5, "float64": 0.4, "norm": 0.11}
     assert rules(Evidence(shares=shares)) == ["norm", "dropout", "float64"]
     assert rules(Evidence(shares={"dropout": 0.5})) == ["dropout"]
-    assert [one.changes for one in advise(Evidence(shares=shares), DEFAULTS)] == [False, True, True]
+    assert [one.changes for one in advise(Evidence(shares=shares), ADVICE_THRESHOLDS)] == [False, True, True]
 
 
 @pytest.mark.parametrize(("short", "found"), [(0.4, ["idle"]), (0.6, ["idle", "launches"])])
@@ -316,22 +315,25 @@ def test_an_idle_device_is_told_of_the_batch_that_its_memory_holds(fits: int, wo
 def test_a_starved_run_is_a_warning_and_no_cause() -> None:
     evidence = Evidence(shares={"starved": 0.3})
     assert rules(evidence) == []
-    assert starved_words(evidence, DEFAULTS).startswith("For 30.0% of the timed steps' time this process was ready")
-    assert starved_words(Evidence(shares={"starved": 0.05}), DEFAULTS) == ""
+    assert starved_words(evidence, ADVICE_THRESHOLDS).startswith(
+        "For 30.0% of the timed steps' time this process was ready"
+    )
+    assert starved_words(Evidence(shares={"starved": 0.05}), ADVICE_THRESHOLDS) == ""
 
 
 def test_a_large_part_that_no_rule_explains_is_named_with_its_lines() -> None:
     parts = {"other": 0.6, "forward": 0.3}
-    assert unexplained_words(Evidence(parts=parts, rows={"other": SAVES.rows}), DEFAULTS) == (
+    assert unexplained_words(Evidence(parts=parts, rows={"other": SAVES.rows}), ADVICE_THRESHOLDS) == (
         f"other takes 60.0% of the step, and no rule says why: {HOOK} train.py:3 (30.0%), {HOOK} train.py:4 (10.0%)."
     )
-    assert unexplained_words(Evidence(parts=parts, causes={"line": (SAVES,)}), DEFAULTS) == ""
-    assert unexplained_words(Evidence(parts={"other": 0.25}), DEFAULTS) == ""
+    assert unexplained_words(Evidence(parts=parts, causes={"line": (SAVES,)}), ADVICE_THRESHOLDS) == ""
+    assert unexplained_words(Evidence(parts={"other": 0.25}), ADVICE_THRESHOLDS) == ""
     # The model's own work, and what has rules of its own
     parts = {"forward": 0.4, "backward": 0.6, "data wait": 0.5, "optimizer": 0.5}
-    assert unexplained_words(Evidence(parts=parts, facts=RunFacts(optimizers=(ADAM,))), DEFAULTS) == ""
+    assert unexplained_words(Evidence(parts=parts, facts=RunFacts(optimizers=(ADAM,))), ADVICE_THRESHOLDS) == ""
     assert (
-        unexplained_words(Evidence(parts=parts), DEFAULTS) == "optimizer takes 50.0% of the step, and no rule says why."
+        unexplained_words(Evidence(parts=parts), ADVICE_THRESHOLDS)
+        == "optimizer takes 50.0% of the step, and no rule says why."
     )
 
 

@@ -25,7 +25,7 @@ from lightning_flops.analysis.ranks import (
 )
 from lightning_flops.analysis.rules import straggler_action, straggler_evidence
 from lightning_flops.analysis.timing import build_timing
-from lightning_flops.config import AdviceThresholds, ProfilerConfig
+from lightning_flops.config import ADVICE_THRESHOLDS, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.profile import Profile
@@ -318,7 +318,7 @@ def record(
 
 def only(*records: RankRecord, **limits: float) -> tuple[Straggler, float]:
     """The only straggler, and by how many milliseconds it is late."""
-    (one,) = find_stragglers(records, thresholds=AdviceThresholds(**limits))
+    (one,) = find_stragglers(records, thresholds={**ADVICE_THRESHOLDS, **limits})
     return one, round(one.late_sec / MS, 6)
 
 
@@ -454,7 +454,7 @@ def test_three_standard_errors_are_chance_and_five_are_not() -> None:
 
     for errors, named in ((3.0, []), (5.0, [1])):
         pair = [record(0, waits(0), exposed=WAITING), record(1, waits(errors * error), exposed=WAITING)]
-        assert [one.rank for one in find_stragglers(pair, thresholds=AdviceThresholds(straggler=1.01))] == named
+        assert [one.rank for one in find_stragglers(pair, thresholds={**ADVICE_THRESHOLDS, "straggler": 1.01})] == named
 
 
 def test_a_part_is_named_if_it_has_most_of_what_the_rank_is_late_by() -> None:
@@ -485,7 +485,7 @@ def test_parts_that_differ_by_chance_name_no_rank() -> None:
         return [HEALTHY | {"forward": 60.0}] * long + [HEALTHY | {"forward": 10.0}] * (TIMED - long)
 
     ranks = [record(0, unsteady(10), exposed=WAITING), record(1, unsteady(11), exposed=WAITING)]
-    assert find_stragglers(ranks, thresholds=AdviceThresholds(straggler=1.0)) == ()
+    assert find_stragglers(ranks, thresholds={**ADVICE_THRESHOLDS, "straggler": 1.0}) == ()
     steady = record(1, HEALTHY | {"forward": 32.6}, exposed=WAITING)
     assert only(healthy(0), steady, straggler=1.0)[0].rank == 1
 

@@ -12,7 +12,7 @@ import pytest
 from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import find_stragglers, find_stragglers_in_traces, with_ranks
 from lightning_flops.analysis.trace_report import analyze_trace
-from lightning_flops.config import AdviceThresholds, ProfilerConfig
+from lightning_flops.config import ADVICE_THRESHOLDS, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
 from lightning_flops.schema.profile import Profile
 from lightning_flops.trace import collective_calls, load_trace, step_parts
@@ -65,7 +65,7 @@ def test_records_say_what_is_hidden_what_is_transfer_and_who_waits_for_whom() ->
     measured = [record for record in records if isinstance(record, RankRecord)]
     assert find_stragglers(measured) == ()
     parts = {one.rank: known(one.profile.traced).parts for one in measured}
-    thresholds = AdviceThresholds(straggler=1.05, straggler_sec=0.0)
+    thresholds = {**ADVICE_THRESHOLDS, "straggler": 1.05, "straggler_sec": 0.0}
     (late,) = find_stragglers_in_traces(parts, thresholds=thresholds)  # it marks no parts of a step
     assert (late.rank, round(late.late_sec / US, 9)) == (1, 500)
 
