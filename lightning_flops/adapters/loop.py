@@ -23,7 +23,7 @@ from lightning_flops.adapters.steps import StepEnd, Steps
 from lightning_flops.adapters.wrapping import Hook, hear, hear_calls, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import HIDDEN_SHAPE, alike_parts, first_tensor, samples_in, tensor_shapes
-from lightning_flops.measure.module_hooks import OptimizerHooks
+from lightning_flops.measure.module_hooks import hear_steps
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import (
     fetched_ahead,
@@ -204,9 +204,7 @@ class LoopAdapter(PhasedAdapter):
                 over = partial(kind.update_ends, name=id(one))
                 hear(self, type(one), "step", undo, begins=kind.update_begins, ends=over, raises=_nothing, of=one)
         if not self._optimizers:
-            hooks = OptimizerHooks(begins, ends, failed=partial(failed, self.run))
-            undo.callback(hooks.remove)
-            hooks.put_up()
+            hear_steps(undo, begins, ends, failed=partial(failed, self.run))
 
     def _follow(self) -> None:
         """Do what the machine has decided."""

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import frame_of, loop_output
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.measure.module_hooks import put_up_hooks
+from lightning_flops.measure.module_hooks import hear_modules, hear_steps
 from lightning_flops.run.delivery import OUTCOMES
 from lightning_flops.run.run import Run, close_quietly, failed, safe
 from lightning_flops.schema.profile import Profile
@@ -51,9 +50,8 @@ class LoopFinder:
     @safe
     def begin(self) -> None:
         """The program begins."""
-        put_up_hooks(self._undo, self._enters, self._leaves, failed=self._failed)
-        self._undo.callback(register_optimizer_step_pre_hook(self._step_begins).remove)
-        self._undo.callback(register_optimizer_step_post_hook(self._step_ends).remove)
+        hear_modules(self._undo, self._enters, self._leaves, failed=self._failed)
+        hear_steps(self._undo, self._step_begins, self._step_ends, failed=self._failed)
 
     def _failed(self, error: Exception) -> None:
         failed(self.run, error)

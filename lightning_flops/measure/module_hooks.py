@@ -1,7 +1,7 @@
-"""Torch's global hooks of modules and of optimizers' steps, put up for a while and out of the compiler's sight.
+"""Torch's global hooks of modules and of optimizers' steps, up while anybody hears them, out of the compiler's sight.
 
-Those of optimizers may also be removed from inside of a hook. If one is removed while torch calls them, torch raises
-into the user's step, unless the last one is running.
+All who hear one kind share its two hooks. They may cease to do so from inside of one: where torch goes through a table
+of hooks, and would raise into the user's step if one went, the two stay, hear of nothing, and go at a later step.
 """
 
 from __future__ import annotations
@@ -31,46 +31,95 @@ from lightning_flops.signals import Undo
 _IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global hooks")
 
 
-def put_up_hooks(
+class _Hooks:
+    """Two of torch's global hooks, before and after something, and who hears of it."""
+
+    def __init__(self, *registers: Callable[..., Any]) -> None:
+        self._registers = registers
+        self._handles: list[Any] = []
+        self._hearers: list[tuple[Any, ...]] = []  # what is called before, what after, and what gets their failures
+        self._calling: list[Any] = []  # the handles of our hooks that torch is calling now, on all threads
+
+    def hear(self, undo: Undo, *hearer: Any) -> None:
+        """Call *hearer* until *undo* is closed."""
+
+        def drop() -> None:
+            self._hearers = [one for one in self._hearers if one is not hearer]
+            self._go_unheard()
+
+        undo.callback(drop)
+        self._hearers.append(hearer)
+        self.put_up()
+
+    def put_up(self, *_: Any) -> None:
+        """Have torch call us, if anybody hears it."""
+        for place, register in enumerate(self._registers if self._hearers and not self._handles else ()):
+            self._handles.append(register(partial(self._call, place)))
+
+    def take_down(self, *_: Any) -> None:
+        """Have torch call us no more."""
+        while self._handles:
+            self._handles[-1].remove()  # it is there until it is removed, whatever interrupts that
+            self._handles.pop()
+
+    def _go_unheard(self) -> None:
+        if not self._hearers and all(map(_is_last, self._calling)):
+            self.take_down()
+
+    def _call(self, place: int, *given: Any) -> None:
+        leave_compiled_code()  # an optimizer's step that is compiled has our hooks in it
+        calling = self._handles[place : place + 1]
+        self._calling += calling
+        try:
+            for hearer in self._hearers:
+                if hearer in self._hearers:  # another one may have dropped it
+                    guarded(hearer[2], hearer[place], *given)
+            self._go_unheard()
+        finally:
+            for one in calling:
+                self._calling.remove(one)
+
+
+hide(_Hooks._call)
+
+_modules = _Hooks(register_module_forward_pre_hook, partial(register_module_forward_hook, always_call=True))
+_steps = _Hooks(register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+
+
+def _is_last(handle: Any) -> bool:
+    """Whether torch calls no hook after this one; also true if it was removed because of that."""
+    table = handle.hooks_dict_ref()
+    return not table or handle.id not in table or next(reversed(table)) == handle.id
+
+
+def hear_modules(
     undo: Undo,
     on_enter: Callable[[nn.Module, Any], None],
     on_leave: Callable[[nn.Module, Any, Any], None],
-    on_compiled: Callable[[], None] | None = None,
     *,
     failed: Failed,
 ) -> None:
-    """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
+    """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised, until *undo*.
 
     They run in the user's step: what one of them raises goes to *failed*.
 
     While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
     and would be compiled again as soon as they are gone.
-
-    *undo* takes them down again. *on_compiled* is called when torch has compiled something.
     """
-    handles: list[Any] = []
-
-    def put_up() -> None:
-        if not handles:
-            handles.append(register_module_forward_pre_hook(partial(guarded, failed, on_enter)))
-            leaves = partial(guarded, failed, on_leave)
-            handles.append(register_module_forward_hook(leaves, always_call=True))
-
-    def take_down() -> None:
-        while handles:
-            handles[-1].remove()
-            handles.pop()
-
-    def has_compiled(*reason: Any) -> None:
-        put_up()
-        guarded(failed, on_compiled)
-
-    hide(put_up)
-    hide(take_down)
     _silence_hook_warning(undo)
-    undo.callback(take_down)
-    around_compilations(undo, lambda *reason: take_down(), has_compiled)
-    put_up()
+    _modules.hear(undo, on_enter, on_leave, failed)
+    around_compilations(undo, _modules.take_down, _modules.put_up)
+
+
+OnStep = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]  #: Gets an optimizer and the arguments of its step.
+
+
+def hear_steps(undo: Undo, begins: OnStep, ends: OnStep, *, failed: Failed) -> None:
+    """Calls *begins* before every step of every optimizer, and *ends* after it, if it has returned, until *undo*.
+
+    *failed* gets what these two raised. Torch calls twice if a subclass's step calls its parent's.
+    """
+    _steps.hear(undo, begins, ends, failed)
 
 
 def around_compilations(undo: Undo, begins: Callable[..., None], ends: Callable[..., None]) -> None:
@@ -79,12 +128,10 @@ def around_compilations(undo: Undo, begins: Callable[..., None], ends: Callable[
     They are called with torch's reason; with nothing before torch 2.8.
     """
     if (compiler := compiler_callbacks()) is not None:
-        for callback in (begins, ends):
+        for callback, when in ((begins, "start"), (ends, "end")):
             hide(callback)  # torch holds a lock around these calls, and would take it again to compile them
-        undo.callback(_take_out, compiler.remove_start_callback, begins)
-        compiler.register_start_callback(begins)
-        undo.callback(_take_out, compiler.remove_end_callback, ends)
-        compiler.register_end_callback(ends)
+            undo.callback(_take_out, getattr(compiler, f"remove_{when}_callback"), callback)
+            getattr(compiler, f"register_{when}_callback")(callback)
 
 
 def around_scripting(undo: Undo, begins: Callable[[], None], ends: Callable[[], None]) -> None:
@@ -117,12 +164,6 @@ def _silence_hook_warning(undo: Undo) -> None:
     undo.callback(_take_out, lambda one: warnings.filters.remove(one), own)  # type: ignore[attr-defined]
 
 
-OnStep = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]  #: Gets an optimizer and the arguments of its step.
-
-_running: list[Any] = []  #: The handles of our hooks that torch is calling now, on all threads.
-
-_retired: list[Any] = []  #: The handles of hooks that do nothing any more, and could not be removed yet.
-
 #: Wrappers around an optimizer that are looked into: an object that answers to any name never comes to an end.
 _MOST_WRAPPERS = 5
 
@@ -133,65 +174,3 @@ def with_inner(optimizer: Any) -> list[Any]:
     while len(found) <= _MOST_WRAPPERS and (inner := getattr(found[-1], "optimizer", None)) is not None:
         found.append(inner)
     return found
-
-
-class OptimizerHooks:
-    """Calls *begins* before every step of every optimizer, and *ends* after it, if it has returned.
-
-    *failed* gets what these two raised. Torch fires twice if a subclass's step calls its parent's.
-    """
-
-    def __init__(self, begins: OnStep, ends: OnStep, *, failed: Callable[[Exception], None]) -> None:
-        self._calls = (begins, ends)
-        self._failed = failed
-        self._handles: list[Any] = []
-        self._is_up = False
-
-    def put_up(self) -> None:
-        """Call us from here on."""
-        remove_retired()
-        self._is_up = True
-        self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
-
-    def remove(self) -> None:
-        """Call us no more. If torch goes through its hooks now, ours do nothing, and are removed at a later step."""
-        if self._is_up:
-            _retired.extend(self._handles)
-            self._is_up = False
-        remove_retired()
-
-    def _before(self, *step: Any) -> None:
-        self._run(0, *step)
-
-    def _after(self, *step: Any) -> None:
-        self._run(1, *step)
-
-    def _run(self, place: int, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        leave_compiled_code()  # a step that is compiled has our hooks in it
-        handle = self._handles[place]
-        _running.append(handle)
-        try:
-            if self._is_up:
-                guarded(self._failed, self._calls[place], optimizer, args, kwargs)
-            else:
-                remove_retired()
-        finally:
-            _running.remove(handle)
-
-
-hide(OptimizerHooks._before)
-hide(OptimizerHooks._after)
-
-
-def remove_retired() -> None:
-    """Remove what could not be removed while torch went through a table."""
-    if all(map(_is_last, _running)):
-        while _retired:
-            _retired[-1].remove()  # it is there until it is removed, whatever interrupts that
-            _retired.pop()
-
-
-def _is_last(handle: Any) -> bool:
-    """Whether torch calls no hook after this one; also true if it was removed because of that."""
-    table = handle.hooks_dict_ref()
-    return not table or handle.id not in table or next(reversed(table)) == handle.id

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_flops.measure.module_hooks import put_up_hooks
+from lightning_flops.measure.module_hooks import hear_modules
 from lightning_flops.signals import Undo
 
 
@@ -27,7 +27,7 @@ def test_torch_says_nothing_of_our_hooks_and_all_of_other_hooks() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         with Undo() as undo:
-            put_up_hooks(undo, nothing, nothing, failed=nothing)
+            hear_modules(undo, nothing, nothing, failed=nothing)
             assert said() == []
         handle = nn.modules.module.register_module_forward_hook(nothing)
         try:

@@ -10,7 +10,8 @@ import torch
 from torch.optim import optimizer as torchs
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.measure.module_hooks import OptimizerHooks, remove_retired
+from lightning_flops.measure.module_hooks import hear_steps
+from lightning_flops.signals import Undo
 
 
 def hooks_up() -> int:
@@ -36,17 +37,23 @@ def test_hooks_that_are_removed_in_one_of_them_leave_the_step_and_other_hooks_al
     def act(place: str) -> None:
         heard.append(place)
         if place == where:
-            both.remove()
-            other.remove()
+            both.close()
+            other.close()
+
+    def never(*_: Any) -> None:
+        heard.append("closed")
+
+    other, both = Undo(), Undo()
+
+    def put_up_ours() -> None:
+        hear_steps(both, lambda *_: act("before"), lambda *_: act("after"), failed=unexpected)
+        hear_steps(other, never if where == "before" else nothing, never, failed=unexpected)  # as of a counter in a run
 
     def nothing(*_: Any) -> None:
         pass
 
-    other = OptimizerHooks(nothing, nothing, failed=unexpected)  # as of a counter in a run
-    both = OptimizerHooks(lambda *_: act("before"), lambda *_: act("after"), failed=unexpected)
-    remove_retired()
     before = hooks_up()
-    ways = [put_up_users, other.put_up, both.put_up]
+    ways = [put_up_users, put_up_ours]
     weight = torch.nn.Parameter(torch.ones(2))
     weight.grad = torch.ones(2)
     optimizer = torch.optim.SGD([weight], lr=0.5)
@@ -62,5 +69,6 @@ def test_hooks_that_are_removed_in_one_of_them_leave_the_step_and_other_hooks_al
         assert weight.tolist() == [0.0, 0.0]
         assert users == ["before", "after", "before", "after"]
         assert heard == ["before", "after"][: 1 if where == "before" else 2]
-        remove_retired()
+        with Undo() as later:
+            hear_steps(later, nothing, nothing, failed=unexpected)
         assert hooks_up() == before + 2

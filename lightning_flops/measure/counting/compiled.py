@@ -76,7 +76,7 @@ class CompiledCode:
         self.modules = modules if any(map(optional.is_compiled_in_place, modules)) else frozenset()
         self.watch_graphs()
 
-    def watch_graphs(self) -> None:
+    def watch_graphs(self, *_: Any) -> None:
         """From now on, counts what inductor has made, if there is anything."""
         kind = optional.class_of_generated_graphs()
         if kind is not None and kind not in self._watched:

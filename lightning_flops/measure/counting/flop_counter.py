@@ -25,7 +25,7 @@ from lightning_flops.measure.counting.formulas.registry import formulas_without_
 from lightning_flops.measure.counting.mode import CountingMode
 from lightning_flops.measure.counting.totals import Totals, tf32_operators
 from lightning_flops.measure.memory import MemoryWatch
-from lightning_flops.measure.module_hooks import OptimizerHooks, put_up_hooks
+from lightning_flops.measure.module_hooks import around_compilations, hear_modules, hear_steps
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.tensor_lives import TensorLives
@@ -160,18 +160,12 @@ class FlopCounter:
         run_uncompiled(undo, CountingMode)
         undo.callback(self._compiled.close)
         self._compiled.begin(self._mode.read_graph, self._is_counted_here)
-        put_up_hooks(
-            undo,
-            self._on_module_enter,
-            self._on_module_leave,
-            self._compiled.watch_graphs,
-            failed=partial(self._failed, "a module's hook"),
-        )
-        optimizers = OptimizerHooks(
-            self._on_optimizer_enter, self._on_optimizer_leave, failed=partial(self._failed, "an optimizer's hook")
-        )
-        undo.callback(optimizers.remove)
-        optimizers.put_up()
+        failed = partial(self._failed, "a module's hook")
+        hear_modules(undo, self._on_module_enter, self._on_module_leave, failed=failed)
+        watch = partial(patches.guarded, failed, self._compiled.watch_graphs)
+        around_compilations(undo, watch, watch)
+        failed = partial(self._failed, "an optimizer's hook")
+        hear_steps(undo, self._on_optimizer_enter, self._on_optimizer_leave, failed=failed)
         watch_functions(undo, self._mode.function_runs)
         heard: list[tuple[Any, str, Any, str]] = [
             (torch.autograd, ENGINE_ENTRY, self._backward_begins, "the beginning of a backward")

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from lightning_flops import host_clock
-from lightning_flops.measure.module_hooks import put_up_hooks
+from lightning_flops.measure.module_hooks import hear_modules
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.torch_private.needed import NO_GRAPH_TASK, graph_task_id
@@ -263,7 +263,7 @@ class ModuleTimer:
 
     def __enter__(self) -> ModuleTimer:
         """Puts up the hooks."""
-        put_up_hooks(self._undo, self._on_enter, self._on_leave, failed=self._fail)
+        hear_modules(self._undo, self._on_enter, self._on_leave, failed=self._fail)
         return self
 
     def __exit__(self, *exc: object) -> None:

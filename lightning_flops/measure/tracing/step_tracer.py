@@ -23,7 +23,7 @@ from torch import distributed, nn
 from torch.profiler import ProfilerActivity, record_function
 
 from lightning_flops.config import TraceSchedule
-from lightning_flops.measure.module_hooks import put_up_hooks
+from lightning_flops.measure.module_hooks import hear_modules
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.patches import guarded, listen
@@ -168,7 +168,7 @@ class StepTracer:
         marks = _ModuleMarks(self._root)
         for name in optional.SET_UP:
             listen(self._undo, autograd_profiler, name, self._stand_aside, failed=self._cannot_trace)
-        put_up_hooks(self._undo, marks.enter, marks.leave, failed=self._cannot_trace)
+        hear_modules(self._undo, marks.enter, marks.leave, failed=self._cannot_trace)
         self._is_up = True
 
     def _prepare(self) -> None:
