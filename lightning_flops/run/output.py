@@ -182,8 +182,6 @@ class LoggedOutput:
             self.loggers.write_text(f"{self.prefix}/advice", advice, step=step)
             if self.config.output_file is None:
                 self.console(text)
-            if (page := paths["page"]) is not None:
-                self.loggers.keep_file(page)
             self._say(sentence, {**paths, "tag": tag if shown else None})
 
         return show

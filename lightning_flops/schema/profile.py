@@ -149,7 +149,7 @@ class Profile(codec.Shown):
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
         """The profile at *path*, a ``profile.json`` or a folder of logs, local or a URL; or a LightningFlopsError."""
-        return cast("Profile", codec.above("sinks.profile_files").read_profile(path)[0])
+        return cast("Profile", codec.above("sinks.profile_files").read_report(path, "profile")[0])
 
 
 class ProfiledRun(NamedTuple):

@@ -6,7 +6,6 @@ Every error is an OSError that names the path.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -21,9 +20,6 @@ from fsspec.implementations.local import LocalFileSystem
 
 from lightning_flops.records import MARKS
 from lightning_flops.signals import Quiet
-
-# What file systems answer that have no links; any other error is one of the disk.
-_WITHOUT_LINKS = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 
 
 def write_text_file(path: str | os.PathLike[str], text: str) -> None:
@@ -69,9 +65,13 @@ def write_new_file(path: str, content: Iterable[bytes], *, beside: Sequence[str]
             _write_remote(numbered(path, number), b"".join(content))
             return number
         with _draft(local, content) as draft:
-            while not _takes_name(draft, local.with_name(os.path.basename(numbered(path, number)))):
+            while True:
+                name = local.with_name(os.path.basename(numbered(path, number)))
+                with contextlib.suppress(FileExistsError):
+                    name.touch(exist_ok=False)  # ours from here on; file systems without hard links can do this, too
+                    draft.replace(name)
+                    return number
                 number = _free(path, beside, after=number)
-    return number
 
 
 def numbered(path: str, number: int) -> str:
@@ -104,19 +104,6 @@ def _free(path: str, beside: Sequence[str], *, after: int) -> int:
     while any(file_system.exists(numbered(one, number)) for one in (path, *beside)):
         number += 1
     return number
-
-
-def _takes_name(draft: Path, path: Path) -> bool:
-    """Give *draft* the name *path*; returns whether that was free."""
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in _WITHOUT_LINKS:
-            raise
-        draft.replace(path)
-    return True
 
 
 @contextlib.contextmanager

@@ -77,20 +77,15 @@ def read_runs(path: str) -> tuple[ProfiledRun, ...]:
     )
 
 
-def read_profile(path: str | os.PathLike[str]) -> tuple[Profile, str]:
-    """The one profile that *path* stands for, and the file it was read from.
+def read_report(path: str | os.PathLike[str], *kinds: str) -> tuple[Any, str]:
+    """The one report of the first of these *kinds* that *path* stands for, and the file it was read from.
 
-    *path* is a profile's file; or a folder of logs: its own profile, or else the one that was written last in a folder
+    *path* is a report's file; or a folder of logs: its own report, or else the one that was written last in a folder
     below it. Of several runs with the same logs it is the last one's; training goes before other loops.
 
     Raises:
         LightningFlopsError: there is none, or it cannot be read; the message names what was looked at.
     """
-    return read_report(path, "profile")
-
-
-def read_report(path: str | os.PathLike[str], *kinds: str) -> tuple[Any, str]:
-    """What *path* stands for of the first of these *kinds* that is there, as for ``read_profile``."""
     place = Place(os.fspath(path))
     file = place.root
     if place.is_folder:

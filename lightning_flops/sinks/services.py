@@ -30,7 +30,7 @@ _WRITTEN_TO: Final = {
 
 
 class Services:
-    """Gives scalars, texts and pages to every service, each of which takes what it can; imports none of their packages.
+    """Gives scalars and texts to every service, each of which takes what it can; imports none of their packages.
 
     A service is a logger of Lightning's, a monitor of DeepSpeed's, TensorBoard's ``SummaryWriter`` or what has
     ``add_scalar`` as that has, a tracker of accelerate's, or a function of a dict of scalars and a step, as
@@ -57,10 +57,6 @@ class Services:
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
         """Show *text*, which is Markdown, wherever a text can be shown; returns whether any service took it."""
         return self._each(lambda service: _write_text(service, tag, text, step))
-
-    def keep_file(self, path: str) -> None:
-        """Keep the local file at *path* as an artifact of the run, in Lightning's loggers of W&B and MLflow."""
-        self._each(lambda service: _keep_file(service, path))
 
     def folder(self) -> str | None:
         """The local folder of the first service that has one."""
@@ -223,18 +219,6 @@ def _folders(service: Any) -> list[str]:
     places = [service] if hasattr(service, "log_metrics") else [service, _written_to(service)]
     folders = (getattr(place, "log_dir", None) for place in places)
     return [path for one in folders if isinstance(one, (str, os.PathLike)) and (path := os.fsdecode(one))]
-
-
-def _keep_file(service: Any, path: str) -> None:
-    # Known by their names: both services' runs have other methods under the same names.
-    kinds = {"WandbLogger", "MLFlowLogger"}.intersection(_kinds(service))
-    if not kinds or not os.path.isfile(path):
-        return
-    if "WandbLogger" in kinds:
-        name, _ = os.path.splitext(os.path.basename(path))
-        service.experiment.log_artifact(path, name=f"flops-{name}", type="profile")
-    else:
-        service.experiment.log_artifact(service.run_id, path)
 
 
 def _kinds(service: Any) -> list[str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import fsspec
 import pytest
@@ -36,23 +34,6 @@ def test_a_write_that_fails_leaves_the_old_report_and_no_draft(tmp_path: Path, m
         write_text_file(path, "new")
     assert path.read_text() == "old\n"
     assert os.listdir(tmp_path) == ["report.txt"]
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_fails_is_not_taken_for_one_without_links(code: int, tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    with patch.object(os, "link", side_effect=OSError(code, os.strerror(code))), pytest.raises(OSError) as caught:
-        write_new_file(str(path), [b"new"])
-    assert (caught.value.errno, caught.value.filename) == (code, str(path))
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_where_there_are_no_links_a_new_file_is_there_all_the_same(code: int, tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    with patch.object(os, "link", side_effect=OSError(code, os.strerror(code))):
-        assert write_new_file(str(path), [b"new"]) == 1
-    assert path.read_bytes() == b"new" and os.listdir(tmp_path) == [path.name]
 
 
 def test_what_lies_there_keeps_what_it_is(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
-from lightning_flops.sinks.profile_files import KINDS, read_profile, read_report, read_runs, traces_at
+from lightning_flops.sinks.profile_files import KINDS, read_report, read_runs, traces_at
 from tests.report.compared import run
 from tests.report.test_text import profile_of
 
@@ -43,6 +43,10 @@ def test_a_profile_of_a_model_that_was_not_described_is_read(tmp_path: Path) -> 
 
 def numbered(number: int) -> Profile:
     return run(notes=(f"{number}",))
+
+
+def read_profile(path: str | Path) -> tuple[Profile, str]:
+    return read_report(path, "profile")
 
 
 def number_at(path: Path) -> str:

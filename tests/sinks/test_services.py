@@ -5,11 +5,9 @@ from __future__ import annotations
 import csv
 import importlib
 import logging
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -149,31 +147,6 @@ def test_every_monitor_of_an_engine_gets_all_scalars_as_events_of_its_own(tmp_pa
     assert sink.folder() == str(tmp_path) and not sink.has_board
     board = monitors_in(SimpleNamespace(), tensorboard_dir=str(tmp_path / "board"))
     assert board.folder() == str(tmp_path / "board") and board.has_board
-
-
-class Artifacts:
-    """What a service's client remembers of files."""
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[Any, ...]] = []
-
-    def log_artifact(self, *place: str, **about: str) -> None:
-        self.kept.append((*place, about))
-
-
-def test_wandb_and_mlflow_keep_a_file_as_an_artifact_and_others_do_not(loggers: Any, tmp_path: Path) -> None:
-    page = tmp_path / "profile-2.html"
-    page.write_text("page")
-    wandb = object.__new__(loggers.WandbLogger)
-    wandb._experiment, mlflow = Artifacts(), object.__new__(loggers.MLFlowLogger)
-    mlflow._mlflow_client, mlflow._initialized, mlflow._run_id = Artifacts(), True, "run 7"
-    other = SimpleNamespace(experiment=Artifacts(), log_metrics=None)
-    with patch.dict(sys.modules, {"mlflow": ModuleType("mlflow"), **WANDB}):
-        Services([wandb, mlflow, other]).keep_file(str(page))
-        Services([wandb, mlflow]).keep_file("s3://bucket/profile.html")  # no local file
-        assert wandb._experiment.kept == [(str(page), {"name": "flops-profile-2", "type": "profile"})]
-        assert mlflow._mlflow_client.kept == [("run 7", str(page), {})]
-    assert other.experiment.kept == []
 
 
 def test_the_users_writer_stays_open_and_files_of_our_own_are_made_late_and_closed(tmp_path: Path) -> None:
