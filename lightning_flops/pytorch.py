@@ -18,7 +18,7 @@ from lightning_flops.adapters.place import frame_of, loop_output, optimizers_in
 from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.analysis.formula import Counted, FlopsFormula
 from lightning_flops.analysis.memory import MemoryPrediction
-from lightning_flops.config import ProfilerConfig, config_from, takes_settings
+from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.offline import VariedBatch, count_on_fake_tensors
@@ -31,7 +31,7 @@ from lightning_flops.sinks.services import is_writer
 from lightning_flops.units import shown
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from lightning_flops.records import ModuleRecord
     from lightning_flops.schema.profile import Profile
@@ -194,7 +194,7 @@ def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]
 
 
 @takes_settings
-def profile_training(  # noqa: D417  the decorator describes the settings
+def profile_training(
     model: nn.Module | Mapping[str, nn.Module],
     optimizer: Any = None,
     *,
@@ -204,7 +204,7 @@ def profile_training(  # noqa: D417  the decorator describes the settings
     fabric: Any = None,
     log_every_n_steps: int | None = None,
     initial_step: int | None = None,
-    **settings: Any,
+    **settings: Unpack[SettingArguments],
 ) -> TrainingProfiler:
     """Profiles a training loop of your own, around which it is put with ``with``.
 

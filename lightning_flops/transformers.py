@@ -16,13 +16,14 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from lightning_flops.adapters.deepspeed import settings_of
-from lightning_flops.config import ProfilerConfig, config_from, given_settings, takes_settings
+from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, given_settings, takes_settings
 from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
 from lightning_flops.units import package_logger
 
 if TYPE_CHECKING:
     from transformers import Trainer
+    from typing_extensions import Unpack
 
 __all__ = ["FlopsProfilerTrainerCallback"]
 
@@ -52,7 +53,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
     _has_begun = False
 
     @takes_settings
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[SettingArguments]) -> None:
         self._config = config_from(settings, owner="FlopsProfilerTrainerCallback")
         self._given = given_settings(settings)
         self._start_anew()

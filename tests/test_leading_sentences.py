@@ -61,7 +61,7 @@ def test_a_misspelt_option_gets_the_nearest_and_a_short_dtype_is_taken(capsys: p
 
 def test_all_wrong_values_are_named() -> None:
     with pytest.raises(ConfigError) as caught:
-        ProfilerConfig(profile_step="5", top_modules=0)
+        ProfilerConfig(profile_step="5", top_modules=0)  # type: ignore[arg-type]
     assert str(caught.value) == (
         f"{BLOCK}.profile_step must be an integer >= 0, or a list of such, got '5'; "
         f"{BLOCK}.top_modules must be an integer >= 1, got 0"

@@ -16,6 +16,7 @@ from lightning_flops.config.settings import (
     OF_DEEPSPEED as OF_DEEPSPEED,
     SETTINGS as SETTINGS,
     ProfilerConfig as ProfilerConfig,
+    SettingArguments as SettingArguments,
     TakenBlock as TakenBlock,
     config_from as config_from,
     given_settings as given_settings,

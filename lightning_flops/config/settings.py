@@ -8,15 +8,18 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from lightning_flops.config import rules
 from lightning_flops.config.rules import ADVICE_THRESHOLDS, BLOCK, TraceSchedule, refuse_unknown, unknown_setting
 from lightning_flops.errors import ConfigError
 from lightning_flops.units import shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _T = TypeVar("_T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -166,9 +169,9 @@ class ProfilerConfig:
     )
     tag_prefix: str = _setting(BLOCK, "The prefix of the tags of scalars and texts.", rules.TAG_PREFIX)
 
-    if TYPE_CHECKING:  # the fields say what is kept; their rules say what is taken
+    if TYPE_CHECKING:  # what the fields are is what is kept; more is taken
 
-        def __init__(self, **settings: Any) -> None: ...
+        def __init__(self, **settings: Unpack[_Settings]) -> None: ...
 
     def __post_init__(self) -> None:
         """Check every setting against its rule, and keep it in the form that the rule gives it."""
@@ -316,6 +319,43 @@ def with_settings_described(docstring: str | None, names: Iterable[str]) -> str 
 _ARGUMENT = textwrap.TextWrapper(
     110, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False, break_long_words=False
 )
+
+
+class SettingArguments(TypedDict, total=False):
+    """Every setting that a program gives as an argument, for type checkers. None means that it is not given."""
+
+    profile_step: int | Sequence[int] | None
+    module_depth: int | None
+    top_modules: int | None
+    detailed: bool | None
+    output_file: str | os.PathLike[str] | None
+    recompute_fwd_factor: float | None
+    timing_steps: int | None
+    trace: bool | None
+    trace_dir: str | os.PathLike[str] | None
+    record_shapes: bool | None
+    profile_memory: bool | None
+    with_stack: bool | None
+    lines: bool | None
+    monitor: bool | None
+    batch_size: int | Callable[[Any], int] | None
+    tokens_per_sample: int | Callable[[Any], int] | None
+    causal_attention: Literal["full", "half"] | None
+    peak_flops_per_sec: float | Mapping[str, float] | None
+    memory_bytes_per_sec: float | None
+    advice_thresholds: Mapping[str, float] | None
+    every: int | None
+    timer_only: bool | None
+    trace_schedule: Mapping[str, int] | None
+    ranks_timeout_sec: float | None
+    all_ranks: bool | None
+    html: bool | None
+    tag_prefix: str | None
+
+
+class _Settings(SettingArguments, total=False):
+    enabled: bool
+    tensorboard_dir: str | os.PathLike[str] | None
 
 
 def takes_settings(function: F) -> F:
