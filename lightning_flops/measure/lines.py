@@ -260,6 +260,8 @@ class LineSampler:
 
     def step_ends(self) -> None:
         """A step is over; ``over`` says whether there are enough."""
+        if not self._runs:  # what ended it has ended in the middle of this step, or before
+            return
         self.pause()
         marks = self.timer.cut()
         self._step_sec.append(marks.stamps[-1] - marks.stamps[0])

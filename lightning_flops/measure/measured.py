@@ -16,6 +16,7 @@ from lightning_flops.records import SCORING, ModuleRecord, Shapes, StepRecord, S
 class RunningStep:
     """What is known of the step that is running."""
 
+    index: int = 0  #: Steps of the run before it, once it is over.
     batches: list[Shapes] = field(default_factory=list)
     samples: int | None = 0
     tokens: int | None = 0
@@ -29,11 +30,11 @@ class RunningStep:
         self.samples = None if self.samples is None or samples is None else self.samples + samples
         self.tokens = None if self.tokens is None or tokens is None else self.tokens + tokens
 
-    def record(self, index: int) -> StepRecord:
-        """The step's record; *index* steps of the run came before it."""
+    def record(self) -> StepRecord:
+        """The step's record."""
         parts = Tally(self.parts)
         return StepRecord(
-            index=index,
+            index=self.index,
             signature=StepSignature(
                 batches=tuple(map(shapes_text, self.batches)),
                 forwards=parts["forward"],
@@ -68,9 +69,6 @@ class Measured:
     watched: list[TimedStep] = field(default_factory=list)
     plain: list[TimedStep] = field(default_factory=list)  #: Those of which no part was timed.
     unread: deque[TimedStep] = field(default_factory=deque)  #: Those whose times may not have passed yet.
-    matches: int = 0  #: How many of them have the counted step's signature.
-    plain_matches: int = 0
-    settled: int = 0  #: Steps that were left alone.
     variable: bool = False  #: Steps keep changing in their signatures.
     complete: bool = False  #: Whether all counts and times are there.
 

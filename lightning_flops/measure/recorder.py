@@ -1,7 +1,7 @@
 """Owns the window: micro-steps go in, one ``WindowRecord`` comes out.
 
-An adapter's events reach a ``Recorder`` by the ``Run``. The recorder's phase, and nothing else, decides which step is
-counted, which are timed, and when the window is over::
+An adapter's events reach a ``Recorder`` by the ``Run``. Which step is counted, which are timed, and when the window is
+over, is said in one place, in the order in which it happens: ``Recorder._window``::
 
     waiting ── open() ──> counting ──> settling ──> timing ──> plain ────────────┬──> tracing ──> lines ──> closed
                              ^                        │                          │
@@ -11,7 +11,7 @@ counted, which are timed, and when the window is over::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from enum import Enum
@@ -35,6 +35,7 @@ from lightning_flops.records import (
     RunContext,
     Shapes,
     StepRecord,
+    StepSignature,
     TimePhase,
     WindowRecord,
 )
@@ -59,6 +60,10 @@ class Phase(Enum):
     TRACING = "tracing"
     LINES = "lines"  #: The user's lines are sampled.
     CLOSED = "closed"
+
+
+#: What is done with one step after the other: each is sent in when it is over, and brings what is done with the next.
+_Life = Generator[Phase, RunningStep, None]
 
 
 def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
@@ -115,6 +120,7 @@ class Recorder:
         self._memory = memory
         self._settle_steps = min(settle_steps, timing_steps)
         self.state = Phase.WAITING
+        self._life: _Life | None = None  # decides the state
         self._step = RunningStep()
         self._ended: RunningStep | None = None  # a step that is over, until its last batch's scope is left
         self._steps_done = self._profile_step = 0
@@ -170,18 +176,20 @@ class Recorder:
         """The step that begins now is the one to count; *steps_done* steps of the run came before it."""
         if self.state is Phase.WAITING:
             self._profile_step = steps_done
-            self._count(Phase.COUNTING, self._part_counter(self._memory), steps_done)
+            counter = self._part_counter(self._memory)
+            self._begin(counter, self._window(counter), steps_done)
 
     def sample(self, *, steps_done: int) -> None:
         """The running step, of which no batch has run, is counted outside of every window; *steps_done* as above."""
         if self.state is Phase.WAITING:
-            self._sampler = self._sampler or self._part_counter()
+            counter = self._sampler = self._sampler or self._part_counter()
             self._step = RunningStep()
-            self._sampler.entered.clear()
-            self._count(Phase.SAMPLING, self._sampler, steps_done)
+            counter.entered.clear()
+            self._begin(counter, self._sampled(counter), steps_done)
 
-    def _count(self, phase: Phase, counter: PartCounter, steps_done: int) -> None:
-        self.state, self._counter, self._steps_done = phase, counter, steps_done
+    def _begin(self, counter: PartCounter, life: _Life, steps_done: int) -> None:
+        self._counter, self._life, self._steps_done = counter, life, steps_done
+        self.state = next(life)
 
     def _part_counter(self, memory: MemoryWatch | None = None) -> PartCounter:
         counter = PartCounter(self._new_counter(self._root), memory)
@@ -204,13 +212,9 @@ class Recorder:
             elif state is Phase.TRACING:
                 self._traces.batch_begins(self._steps_done)
             yield
-        if self.closed:
-            if counter is not None:
-                counter.counter.sweep()
-        elif counter is not None:
-            self._counted_batch_ends(counter)
-        elif state is Phase.TRACING and self._ended is not None:
-            self._traced_step_ends(self._ended)
+        if self.closed and counter is not None:
+            counter.counter.sweep()
+        self._step_is_over()
 
     def phase(self, name: str, *rollouts: tuple[int, int]) -> None:
         """What runs from here on is of this phase; empty: of none. *rollouts*, with their tokens, have ended here."""
@@ -235,7 +239,6 @@ class Recorder:
         """What is measured of a batch is in place: it goes on from here."""
         if self.state is Phase.LINES:
             self._lines.resume()
-            self._go_on(Phase.CLOSED if self._lines.over else Phase.LINES)
         elif isinstance(parts := self.parts, PhaseTimer):
             parts.go_on()
 
@@ -252,125 +255,96 @@ class Recorder:
         step, self._step = self._step, RunningStep()
         if (parts := self.parts) is not None:
             step.parts, parts.entered = parts.entered, []
-        if self.state is Phase.LINES:
-            self._lines.step_ends()
-            self._steps_done += 1
-            self._go_on(Phase.CLOSED if self._lines.over else Phase.LINES)
-        elif self.counting or self.tracing:
-            self._ended = step
-        elif self.state is Phase.TRACING:  # the schedule leaves it alone: it has no scope, and is over now
-            self._traced_step_ends(step)
-        elif self._measured is not None and isinstance(parts, PhaseTimer):
-            self._timed_step_ends(step, self._measured, parts)
-        elif self._measured is not None and self.state is Phase.SETTLING:
-            self._steps_done += 1
-            self._measured.settled += 1
-            self._settles_or_times(self._measured)
+        self._ended = step
+        if not self.counting and not self.tracing:  # what these take, they have when the batch's scope is left
+            self._step_is_over()
 
-    def _counted_batch_ends(self, counter: PartCounter) -> None:
-        """The scope of a counted batch was left: if its step is over, too, take what was counted."""
-        in_window = self.state is Phase.COUNTING
-        ended, self._ended = self._ended, None
-        if ended is None:
-            return
-        counted = counter.step_ends()
-        step = replace(ended.record(self._steps_done), flops=counted.by_phase)
-        self._steps_done += 1
-        self._tell_counted(counted)
-        if not in_window:
-            self._go_on(Phase.WAITING)
-        elif (measured := self._measured) is None:
-            self._first_was_counted(counter, step)
-        else:
-            measured.counted.append(step)
-            if len(measured.counted) >= len(measured.watched):
-                self._traces_or_closes(measured)
+    def _step_is_over(self) -> None:
+        """What has ended, if anything, is a whole step: on to the next one, unless the window was abandoned."""
+        step, self._ended = self._ended, None
+        if step is not None and self._life is not None and self.state is not Phase.WAITING:
+            step.index = self._steps_done
+            self._steps_done += 1
+            phase = self._life.send(step)
+            self.state = Phase.CLOSED if self.closed else phase
 
-    def _first_was_counted(self, counter: PartCounter, step: StepRecord) -> None:
+    # ---- what is done with one step after the other
+
+    def _sampled(self, counter: PartCounter) -> _Life:
+        yield Phase.SAMPLING
+        self._tell_counted(counter.step_ends())
+        yield Phase.WAITING
+
+    def _window(self, counter: PartCounter) -> _Life:
+        first = yield from self._count(counter)
         modules = describe_modules(self._root, whole=self._whole(), note=self._notes.add)
-        if self.closed:  # asking the user's modules may have ended the run
-            return
-        if counter.phases.keys() - {TRAINING, REST}:
-            self._plain_steps = 0  # they would show no phases
-        self._measured = Measured(counter=counter, counted=[step], modules=modules)
-        self._settles_or_times(self._measured)
-
-    def _settles_or_times(self, measured: Measured) -> None:
-        if self._timer is None:
-            self._traces_or_closes(measured)
-        elif measured.settled < self._settle_steps or not self._may_time(self._steps_done):
-            self._go_on(Phase.SETTLING)
-        else:
-            self._timer.begin()
-            self._go_on(Phase.TIMING)
-
-    def _timed_step_ends(self, step: RunningStep, measured: Measured, timer: PhaseTimer) -> None:
-        timed = TimedStep(step.record(self._steps_done), timer.cut())
-        self._steps_done += 1
-        measured.unread.append(timed)
-        measured.read(timer)
-        if self.state is Phase.PLAIN:
-            measured.plain.append(timed)
-            measured.plain_matches += measured.may_be_comparable(timed.step.signature)
-            if measured.plain_matches >= self._plain_steps or len(measured.plain) >= 2 * self._timing_steps:
-                self._traces_or_closes(measured)
-        else:
-            measured.watched.append(timed)
-            measured.matches += measured.is_comparable(timed.step.signature)
-            self._goes_on_timing(measured, timer)
-
-    def _goes_on_timing(self, measured: Measured, timer: PhaseTimer) -> None:
-        """What follows depends on how many of the timed steps are like the counted one."""
-        wanted, watched = self._timing_steps, len(measured.watched)
-        if self._plain_steps and measured.matches >= wanted - self._plain_steps:
-            timer.whole = True
-            timer.begin()
-            self._go_on(Phase.PLAIN)
-        elif measured.matches >= wanted:
-            self._traces_or_closes(measured)
-        elif watched == max(wanted, _LEAST_WATCHED) and measured.matches:
-            counted = measured.counted[0].index
-            self._notes.speak(f"Waiting for steps like step {counted}: {measured.matches} of {watched} were.")
-        elif watched in (max(wanted, _LEAST_WATCHED), 2 * max(wanted, _LEAST_WATCHED)):
-            measured.variable = True
-            del measured.watched[:-wanted]
-            if len(measured.counted) < len(measured.watched):
-                self._go_on(Phase.COUNTING)
-            else:
-                self._traces_or_closes(measured)
-
-    def _traced_step_ends(self, step: RunningStep) -> None:
-        self._ended = None
-        self._steps_done += 1
-        self._traces.step_ends(step.record(self._steps_done).signature)
-        if self._traces.over:
-            self._samples_lines_or_closes()
-
-    def _traces_or_closes(self, measured: Measured) -> None:
-        """Counts and times are complete."""
+        measured = Measured(counter=counter, counted=[first], modules=modules)
+        if not self.closed:  # asking the user's modules may have ended the run
+            self._measured = measured
+        if self._timer is not None:
+            yield from self._settle_and_time(measured, self._timer)
         measured.complete = True
-        flops = measured.counter.flops
+        flops = counter.flops
         calls = sum(cell.calls for cell in flops.cells) + sum(one.calls for one in flops.uncounted.values())
         self._traces.begin(measured.is_comparable, operators=calls // len(measured.counted))
-        if self._traces.over:
-            self._samples_lines_or_closes()
-        else:
-            self._go_on(Phase.TRACING)
-
-    def _samples_lines_or_closes(self) -> None:
+        while not self._traces.over:
+            step = yield Phase.TRACING
+            self._traces.step_ends(step.record().signature)
         self._lines.begin()
-        self._go_on(Phase.CLOSED if self._lines.over else Phase.LINES)
+        while not self._lines.over:
+            yield Phase.LINES
+            self._lines.step_ends()
+        yield Phase.CLOSED
 
-    def _go_on(self, phase: Phase) -> None:
-        """Change to *phase*, unless the window was abandoned meanwhile."""
-        if not self.closed:
-            self.state = phase
+    def _count(self, counter: PartCounter) -> Generator[Phase, RunningStep, StepRecord]:
+        step = yield Phase.COUNTING
+        counted = counter.step_ends()
+        self._tell_counted(counted)
+        return replace(step.record(), flops=counted.by_phase)
+
+    def _settle_and_time(self, measured: Measured, timer: PhaseTimer) -> _Life:
+        settled, matches, plain_matches = 0, 0, 0
+        while settled < self._settle_steps or not self._may_time(self._steps_done):
+            yield Phase.SETTLING
+            settled += 1
+        timer.begin()
+        # Steps that run by phases would show none of these between two stamps alone.
+        plain_steps = 0 if measured.counter.phases.keys() - {TRAINING, REST} else self._plain_steps
+        wanted, least = self._timing_steps - plain_steps, max(self._timing_steps, _LEAST_WATCHED)
+        while matches < wanted and len(measured.watched) < (2 * least if matches else least):
+            signature = yield from self._time(Phase.TIMING, measured, timer, measured.watched)
+            matches += measured.is_comparable(signature)
+            if 0 < matches < wanted and len(measured.watched) == least:
+                counted = measured.counted[0].index
+                self._notes.speak(f"Waiting for steps like step {counted}: {matches} of {least} were.")
+        if matches < wanted:
+            measured.variable, plain_steps = True, 0
+            del measured.watched[: -self._timing_steps]
+        while measured.variable and len(measured.counted) < len(measured.watched):
+            measured.counted.append((yield from self._count(measured.counter)))
+        timer.whole = True
+        timer.begin()
+        while plain_matches < plain_steps and len(measured.plain) < 2 * self._timing_steps:
+            signature = yield from self._time(Phase.PLAIN, measured, timer, measured.plain)
+            plain_matches += measured.may_be_comparable(signature)
+
+    def _time(
+        self, phase: Phase, measured: Measured, timer: PhaseTimer, steps: list[TimedStep]
+    ) -> Generator[Phase, RunningStep, StepSignature]:
+        """Add the next step to *steps*."""
+        step = yield phase
+        marks = timer.cut()
+        timed = TimedStep(step.record(), marks)
+        steps.append(timed)
+        measured.unread.append(timed)
+        measured.read(timer)
+        return timed.step.signature
 
     # ---- the result
 
     def abandon(self) -> None:
         """Remove everything of this window from torch, in any phase, also what is left when something raises here."""
-        self.state = Phase.CLOSED
+        self.state, self._life = Phase.CLOSED, None
         self._undo.close()
 
     def close(self, *, context: RunContext) -> WindowRecord | None:
