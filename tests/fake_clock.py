@@ -42,9 +42,6 @@ class FakeEvent:
     def record(self, stream: Any = None) -> None:
         self.at, self.stream = self._now() + self._lag, stream
 
-    def query(self) -> bool:
-        return self.at is not None and self.at <= self._now()
-
     def synchronize(self) -> None:
         self.synchronized += 1
 

@@ -16,9 +16,10 @@ import sys
 import sysconfig
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
+from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any, Literal, NamedTuple
 
@@ -154,15 +155,13 @@ class _LineTimer(PhaseTimer):
 
     def __init__(self) -> None:
         super().__init__(WallClock())
-        self.entries: set[tuple[str, int, str]] = set()
-        self.entered_at: set[tuple[str, int]] = set()
+        self.entries: dict[tuple[str, int], set[str]] = defaultdict(set)  # what each of these lines has called
 
     def enter(self, part: str, *, counts: bool = True) -> None:
         """As of every timer; a line that has called the model, say, is not what takes its time."""
         outside = next((one for one in frames_outwards(sys._getframe()) if _owner(one) != "ours"), None)
         if (place := place_of(outside)) is not None:
-            self.entries.add((*place[:2], place.callee))
-            self.entered_at.add(place[:2])
+            self.entries[place[:2]].add(place.callee)
         super().enter(part, counts=counts)
 
     @property
@@ -172,11 +171,12 @@ class _LineTimer(PhaseTimer):
 
     def only_enters(self, part: str, place: Place) -> bool:
         """Whether the line of *place* only calls what the time of *part* is of."""
-        if (*place[:2], place.callee) in self.entries or not place.file:
+        called = self.entries.get(place[:2], set())
+        if place.callee in called or not place.file:
             return True
         calls_module = part in ("forward", "backward") and place.callee in _CALL_MODULE
         # Operators without a function of Python's, on the line that has called the model, are the model's too.
-        return calls_module or (place[:2] in self.entered_at and (part != "other" or not place.callee))
+        return calls_module or (bool(called) and (part != "other" or not place.callee))
 
 
 class LineSampler:
@@ -198,10 +198,9 @@ class LineSampler:
         # Of what ran: where a thread waits for a processor, no operator is long.
         self._now, self._ran, self._last, self._last_ran = now, ran, 0.0, 0.0
         self._jitter = random.Random(0).uniform  # a generator of our own
-        self._samples: list[tuple[int, float, bool, Place]] = []  # of the running step
-        self._seconds: defaultdict[tuple[str, Place], float] = defaultdict(float)
-        self._numbers: Counter[tuple[str, Place]] = Counter()
-        self._long_sec: defaultdict[tuple[str, Place], float] = defaultdict(float)
+        self._samples: list[tuple[int, float, float, Place]] = []  # of the running step
+        #: Of each part and place the seconds of each sample, and of each that is of one long operator, else 0.
+        self._found: defaultdict[tuple[str, Place], list[tuple[float, float]]] = defaultdict(list)
         self._step_sec: list[float] = []
         self._handler: Callable[[int, FrameType | None], Any] | None = None
         self._runs = False
@@ -249,7 +248,8 @@ class LineSampler:
         """One sample: what ran since the last one is where the *frame* is."""
         now, ran = self._now(), self._ran()
         if (place := place_of(frame)) is not None:
-            self._samples.append((self.timer.interval, now - self._last, ran - self._last_ran > _LONG_SEC, place))
+            seconds, is_long = now - self._last, ran - self._last_ran > _LONG_SEC
+            self._samples.append((self.timer.interval, seconds, seconds * is_long, place))
         self._last, self._last_ran = now, ran
 
     def pause(self) -> None:
@@ -260,16 +260,14 @@ class LineSampler:
 
     def step_ends(self) -> None:
         """A step is over; ``over`` says whether there are enough."""
-        if not self._runs:  # what ended it has ended in the middle of this step, or before
+        if self.over:  # it has ended in the middle of this step, or before
             return
         self.pause()
-        marks = self.timer.cut()
-        self._step_sec.append(marks.stamps[-1] - marks.stamps[0])
-        for interval, seconds, is_long, place in self._samples:
-            part = marks.parts[min(interval, len(marks.parts) - 1)]
-            self._seconds[part, place] += seconds
-            self._numbers[part, place] += 1
-            self._long_sec[part, place] += seconds * is_long
+        *marks, (*_, end) = self.timer.cut()
+        self._step_sec.append(end - marks[0][2])
+        for interval, seconds, long_sec, place in self._samples:
+            part, *_ = marks[min(interval, len(marks) - 1)]
+            self._found[part, place].append((seconds, long_sec))
         self._samples.clear()
         enough = len(self._step_sec) >= LEAST_STEPS and sum(self._step_sec) >= LEAST_SEC
         self.over |= enough or len(self._step_sec) >= MOST_STEPS
@@ -284,24 +282,23 @@ class LineSampler:
 
     def record(self) -> LinesRecord:
         """What the whole steps have shown, the line with most time first."""
-        lines = []
-        longest = sorted(self._seconds.items(), key=lambda item: -item[1])
-        for (part, place), seconds in longest[:_MOST_LINES]:
-            lines.append(
-                LineRecord(
-                    part=part,
-                    file=place.file,
-                    line=place.line,
-                    function=place.function,
-                    hook=place.hook,
-                    text=linecache.getline(place.file, place.line).strip()[:200] if place.file else "",
-                    callee=place.callee,
-                    only_enters=self.timer.only_enters(part, place),
-                    seconds=seconds,
-                    long_sec=self._long_sec[part, place],
-                    in_module=place.in_module,
-                    samples=self._numbers[part, place],
-                )
+        lines = (
+            LineRecord(
+                part=part,
+                file=place.file,
+                line=place.line,
+                function=place.function,
+                hook=place.hook,
+                text=linecache.getline(place.file, place.line).strip()[:200] if place.file else "",
+                callee=place.callee,
+                only_enters=self.timer.only_enters(part, place),
+                seconds=sum(seconds for seconds, _ in samples),
+                long_sec=sum(long_sec for _, long_sec in samples),
+                in_module=place.in_module,
+                samples=len(samples),
             )
+            for (part, place), samples in self._found.items()
+        )
+        longest = sorted(lines, key=attrgetter("seconds"), reverse=True)[:_MOST_LINES]
         why = self.why or ("" if self._step_sec else "the run ended before steps were sampled")
-        return LinesRecord(steps=len(self._step_sec), lines=tuple(lines), why=why)
+        return LinesRecord(steps=len(self._step_sec), lines=tuple(longest), why=why)

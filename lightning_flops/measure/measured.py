@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter as Tally, deque
+from collections import Counter as Tally
 from dataclasses import dataclass, field, replace
 
 from lightning_flops.measure.batches import never_alike, shapes_text
 from lightning_flops.measure.counting.flop_counter import PartCounter
-from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepMarks, StepTimes
+from lightning_flops.measure.timing.phase_timer import Mark, PhaseTimer
 from lightning_flops.records import SCORING, ModuleRecord, Shapes, StepRecord, StepSignature
 
 
@@ -49,13 +49,7 @@ class RunningStep:
         )
 
 
-@dataclass(slots=True)
-class TimedStep:
-    """A step that was timed."""
-
-    step: StepRecord
-    marks: StepMarks
-    times: StepTimes | None = None  # once they were read
+TimedStep = tuple[StepRecord, list[Mark]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +62,6 @@ class Measured:
     #: The steps that ran while some were timed.
     watched: list[TimedStep] = field(default_factory=list)
     plain: list[TimedStep] = field(default_factory=list)  #: Those of which no part was timed.
-    unread: deque[TimedStep] = field(default_factory=deque)  #: Those whose times may not have passed yet.
     variable: bool = False  #: Steps keep changing in their signatures.
     complete: bool = False  #: Whether all counts and times are there.
 
@@ -83,18 +76,10 @@ class Measured:
         known = (counted.forwards, counted.backwards, counted.updates)
         return signature.batches == counted.batches and all(map(operator.contains, ((0, one) for one in known), heard))
 
-    def read(self, timer: PhaseTimer) -> None:
-        """Read the times that have passed, for the clock to use their stamps again."""
-        while self.unread and timer.clock.has_passed(self.unread[0].marks.stamps[-1]):
-            step = self.unread.popleft()
-            step.times = timer.read(step.marks)
-
-    def timed(self, timer: PhaseTimer | None) -> tuple[list[StepRecord], list[float]]:
+    def timed(self, timer: PhaseTimer) -> tuple[list[StepRecord], list[float]]:
         """The steps that can be compared with what was counted, and the seconds of those without parts."""
-        if timer is not None and self.unread:
-            timer.clock.settle()
-            self.read(timer)
-        alike = (one for one in self.watched if self.is_comparable(one.step.signature))
-        steps = [replace(one.step, **one.times._asdict()) for one in alike if one.times is not None]
-        plain = (one for one in self.plain if self.may_be_comparable(one.step.signature))
-        return steps, [one.times.seconds.total for one in plain if one.times is not None]
+        timer.clock.settle()
+        alike = (one for one in self.watched if self.is_comparable(one[0].signature))
+        plain = (marks for step, marks in self.plain if self.may_be_comparable(step.signature))
+        steps = [replace(step, **timer.read(marks)._asdict()) for step, marks in alike]
+        return steps, [timer.read(marks).seconds.total for marks in plain]

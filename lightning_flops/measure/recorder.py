@@ -145,7 +145,7 @@ class Recorder:
             return self._counter
         if self.state in (Phase.TIMING, Phase.PLAIN):
             return self._timer
-        return self._traces if self.tracing else self._lines.timer if self.state is Phase.LINES else None
+        return self._traces.tracer if self.tracing else self._lines.timer if self.state is Phase.LINES else None
 
     @property
     def marking(self) -> bool:
@@ -286,8 +286,7 @@ class Recorder:
         measured.complete = True
         flops = counter.flops
         calls = sum(cell.calls for cell in flops.cells) + sum(one.calls for one in flops.uncounted.values())
-        self._traces.begin(measured.is_comparable, operators=calls // len(measured.counted))
-        while not self._traces.over:
+        for _ in self._traces.steps(measured.is_comparable, operators=calls // len(measured.counted)):
             step = yield Phase.TRACING
             self._traces.step_ends(step.record().signature)
         self._lines.begin()
@@ -312,7 +311,7 @@ class Recorder:
         plain_steps = 0 if measured.counter.phases.keys() - {TRAINING, REST} else self._plain_steps
         wanted, least = self._timing_steps - plain_steps, max(self._timing_steps, _LEAST_WATCHED)
         while matches < wanted and len(measured.watched) < (2 * least if matches else least):
-            signature = yield from self._time(Phase.TIMING, measured, timer, measured.watched)
+            signature = yield from self._time(Phase.TIMING, timer, measured.watched)
             matches += measured.is_comparable(signature)
             if 0 < matches < wanted and len(measured.watched) == least:
                 counted = measured.counted[0].index
@@ -325,20 +324,17 @@ class Recorder:
         timer.whole = True
         timer.begin()
         while plain_matches < plain_steps and len(measured.plain) < 2 * self._timing_steps:
-            signature = yield from self._time(Phase.PLAIN, measured, timer, measured.plain)
+            signature = yield from self._time(Phase.PLAIN, timer, measured.plain)
             plain_matches += measured.may_be_comparable(signature)
 
     def _time(
-        self, phase: Phase, measured: Measured, timer: PhaseTimer, steps: list[TimedStep]
+        self, phase: Phase, timer: PhaseTimer, steps: list[TimedStep]
     ) -> Generator[Phase, RunningStep, StepSignature]:
         """Add the next step to *steps*."""
         step = yield phase
         marks = timer.cut()
-        timed = TimedStep(step.record(), marks)
-        steps.append(timed)
-        measured.unread.append(timed)
-        measured.read(timer)
-        return timed.step.signature
+        steps.append((step.record(), marks))
+        return steps[-1][0].signature
 
     # ---- the result
 
@@ -358,7 +354,7 @@ class Recorder:
 
     def _record(self, measured: Measured, context: RunContext) -> WindowRecord:
         mixed, traces = measured.counter.mixed, self._traces
-        timed, plain_sec = measured.timed(self._timer)
+        timed, plain_sec = ([], []) if self._timer is None else measured.timed(self._timer)
         window = WindowRecord(
             profile_step=self._profile_step,
             context=context,
@@ -383,7 +379,7 @@ class Recorder:
             complete=measured.complete,
         ):
             self._notes.add(sentence)
-        return replace(window, notes=(*self._notes.of_report(), *traces.notes))
+        return replace(window, notes=(*self._notes.of_report(), *filter(None, [traces.tracer.lost])))
 
 
 def _in_order(phases: set[TimePhase]) -> tuple[TimePhase, ...]:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, get_args
 
@@ -40,13 +40,6 @@ class WallClock:
         """A stamp of this moment, in the order in which the device sees it."""
         return self._now()
 
-    def has_passed(self, stamp: Any) -> bool:
-        """Whether *stamp*, and every earlier one, has a time."""
-        return True
-
-    def reuse(self, stamps: Iterable[Any]) -> None:
-        """The times of *stamps* are not asked for any more."""
-
     def settle(self) -> None:
         """Wait until every stamp taken so far has a time."""
 
@@ -57,6 +50,9 @@ class WallClock:
     def host_seconds_between(self, start: Any, end: Any) -> float:
         """Seconds from *start* to *end* on the host."""
         return float(end - start)
+
+
+_READY_EVENTS = 256  # more than the marks of most windows, made before the first step
 
 
 class CudaEventClock(WallClock):
@@ -73,10 +69,11 @@ class CudaEventClock(WallClock):
         new_event: Callable[[], Any] | None = None,
         now: Callable[[], float] | None = None,
         stream: Callable[[], Any] = torch.cuda.current_stream,
+        ready: int = _READY_EVENTS,
     ) -> None:
         super().__init__(now)
         self._new_event = new_event or functools.partial(torch.cuda.Event, enable_timing=True)
-        self._ask_stream, self._stream = stream, None
+        self._ask_stream, self._stream, self._ready = stream, None, ready
         self._latest: Any = None
         self._left: list[Any] = []  # the latest event on each stream that was left
         self._free: list[Any] = []  # events to record again: to make one takes longer
@@ -87,20 +84,14 @@ class CudaEventClock(WallClock):
         if self._latest is not None and stream != self._stream:
             self._left.append(self._latest)
         self._stream = stream
+        if self._latest is None:
+            self._free = [self.stamp()[0] for _ in range(self._ready)]
 
     def stamp(self) -> tuple[Any, float]:
         """Record an event on the step's stream."""
         event = self._latest = self._free.pop() if self._free else self._new_event()
         event.record(self._stream)
         return event, self._now()
-
-    def has_passed(self, stamp: Any) -> bool:
-        """Whether the device has come to it."""
-        return bool(stamp[0].query())
-
-    def reuse(self, stamps: Iterable[Any]) -> None:
-        """Their events are free."""
-        self._free.extend(event for event, _ in stamps)
 
     def settle(self) -> None:
         """Wait for the latest event; every earlier one on its stream is then done too."""
@@ -129,12 +120,8 @@ def clock_for(device: torch.device) -> WallClock | None:
 _PHASES = frozenset(get_args(TimePhase))
 
 
-class StepMarks(NamedTuple):
-    """The boundaries of one step: part *i* runs from ``stamps[i]`` to ``stamps[i + 1]``."""
-
-    stamps: tuple[Any, ...]
-    parts: tuple[str, ...]
-    phases: tuple[str, ...]  #: The phase that runs in each of them; empty: none.
+#: A boundary: the part, and the phase, that run from it on, empty if none does; and its stamp. The last ends the step.
+Mark = tuple[str, str, Any]
 
 
 class StepTimes(NamedTuple):
@@ -154,7 +141,7 @@ class PhaseTimer(Parts):
         self.clock = clock
         self.whole = False  # steps are timed between two stamps: only what belongs to no step has boundaries
         self._stamp = clock.stamp
-        self._marks: list[tuple[str, str, Any]] = []  # the part and the phase that run from each stamp on
+        self._marks: list[Mark] = []  # of the running step
         self._open = ["other"]  # the parts that run, each as what its time is of
         self._phase = ""
 
@@ -210,20 +197,19 @@ class PhaseTimer(Parts):
         if len(self._marks) == 1:
             self._start()
 
-    def cut(self) -> StepMarks:
+    def cut(self) -> list[Mark]:
         """End this step and start the next at the same stamp."""
         end = self._stamp()
-        parts, phases, stamps = zip(*self._marks, strict=True)
-        self._marks = [(self._open[-1], self._phase, end)]
-        return StepMarks((*stamps, end), parts, phases)
+        marks, self._marks = [*self._marks, ("", "", end)], [(self._open[-1], self._phase, end)]
+        return marks
 
-    def read(self, marks: StepMarks) -> StepTimes:
-        """Seconds of each part of *marks*, which have all passed; read them once, those of an earlier step first."""
+    def read(self, marks: Sequence[Mark]) -> StepTimes:
+        """Seconds of each part of the step of these *marks*, whose times the clock has."""
         spent = dict.fromkeys(_PHASES, 0.0)
         excluded: dict[str, float] = {}
         of_phases: defaultdict[str, float] = defaultdict(float)
         reader_sec = 0.0
-        for start, end, part, phase in zip(marks.stamps, marks.stamps[1:], marks.parts, marks.phases, strict=False):
+        for (part, phase, start), (_, _, end) in itertools.pairwise(marks):
             sums: dict[Any, float] = spent if part in _PHASES else excluded
             seconds = self.clock.seconds_between(start, end)
             sums[part] = sums.get(part, 0.0) + seconds
@@ -231,7 +217,6 @@ class PhaseTimer(Parts):
                 of_phases[phase_of(part, phase)] += seconds
             if part == "data_wait":
                 reader_sec += self.clock.host_seconds_between(start, end)
-        self.clock.reuse(marks.stamps[:-1])  # the last may be the first of the next step
         return StepTimes(PhaseSeconds(**spent), reader_sec, excluded, of_phases)
 
 

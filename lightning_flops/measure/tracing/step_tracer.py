@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -48,7 +48,7 @@ def _safely(act: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class StepTracer:
+class StepTracer(Parts):
     """Traces steps: ``warm_up`` ahead, ``start`` at each batch, ``stop`` after the last, ``enter``/``leave`` the parts.
 
     No failure reaches the step. *root*, which computes on *device*, is the model whose modules are marked; the other
@@ -56,10 +56,11 @@ class StepTracer:
     """
 
     def __init__(self, root: nn.Module, *, device: torch.device, **settings: bool) -> None:
+        super().__init__()
         self._root, self._device, self._settings = root, device, settings
         self._folder: str | None = None
         self._profiler: Any = None  # one that was prepared
-        self._recording = self._ours = self._is_up = False
+        self._recording = self._ours = False
         self._undo = Undo()
         self._marks: list[Any] = []  # marks that are open: the step's, and those of the parts that are running
         self._index = self._first_index = -1
@@ -70,10 +71,13 @@ class StepTracer:
     @_safely
     def warm_up(self) -> None:
         """The next step will be traced: put up the marks, and start a device's tracing early."""
-        if self._is_up or self.lost is not None or self._is_there_another():
+        if self._undo or self._is_there_another():
             return
         self._index = -1
-        self._put_up()
+        marks = _ModuleMarks(self._root)
+        for name in optional.SET_UP:
+            listen(self._undo, autograd_profiler, name, self._stand_aside, failed=self._cannot_trace)
+        hear_modules(self._undo, marks.enter, marks.leave, failed=self._cannot_trace)
         if self._device.type != "cpu":
             self._prepare()
 
@@ -82,20 +86,22 @@ class StepTracer:
         """The step begins, or the next one of its batches; *index* steps of this fit came before it."""
         if not self._recording:
             self.warm_up()
-            if self.lost is not None or self._is_there_another():
+            if self._is_there_another():
                 return
             if self._profiler is None:
                 self._prepare()
             self._by_us(self._profiler.start_trace)
             self._recording, self._first_index = True, index
-        self._mark_step(index)
+        if index != self._index:  # else it is another batch of the same step
+            self._close_marks()
+            self._index = index
+            self._open_mark(record_function(f"ProfilerStep#{index}"))
 
-    def enter(self, part: str) -> None:
+    def enter(self, part: str, *, counts: bool = True) -> None:
         """*part* of the step begins; in a forward, work outside of module calls is the root's."""
+        super().enter(part, counts=counts)
         if self._recording:
-            mark = optional.new_mark(phase_mark(part))
-            mark.__enter__()
-            self._marks.append(mark)
+            self._open_mark(optional.new_mark(phase_mark(part)))
 
     def leave(self) -> None:
         """The part entered last ends."""
@@ -107,52 +113,44 @@ class StepTracer:
         """The steps of these *signatures* are over: what was recorded; everything is removed from torch."""
         if not self._recording:
             return None
-        self._close_marks()
         rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-        self._profiler.add_metadata_json(METADATA_KEY, json.dumps({"rank": rank}))
-        profiler = self._take()
-        self._end(profiler)
-        path = self._export(profiler)
+        profiler = self._profiler
+        profiler.add_metadata_json(METADATA_KEY, json.dumps({"rank": rank}))
+        self.give_up()
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="lightning_flops-")
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        path = f"{self._folder}/step{self._first_index}.pt.trace.json"
+        profiler.export_chrome_trace(path)
         events = profiler.profiler.kineto_results.events()
         if self._device.type != "cpu" and all(event.device_type().name == "CPU" for event in events):
             self.lost = (
                 f"The trace has no event of the {self._device.type} device (it may not be permitted here): kernels "
                 "and device times of modules are n/a."
             )
-        self.give_up()
         return TracedStepRecord(index=self._first_index, signatures=signatures, path=path)
 
     def give_up(self) -> None:
         """Stop tracing, and remove everything of ours from torch. What was traced before stays."""
-        self._is_up = False
         with Undo() as undo:  # it runs each of these, also if another one raises
             undo.callback(self._undo.close)
-            undo.callback(self._stop_profiler)
+            undo.callback(self._end)
             self._close_marks()
 
-    def _stop_profiler(self) -> None:
-        was_recording, profiler = self._recording, self._take()
-        if profiler is None:
-            return
+    def _end(self) -> None:
+        """Have torch stop recording, or drop what it has prepared."""
+        # From here on nothing else can end it: to end it twice would end the process.
+        was_recording, profiler = self._recording, self._profiler
+        self._recording, self._profiler = False, None
         try:
             # Torch says whether it records: we may have failed right after it began, or after it ended.
-            if not was_recording and not optional.profiler_is_recording():
+            if profiler is not None and not was_recording and not optional.profiler_is_recording():
                 self._by_us(profiler.start_trace)  # only a start and a stop make Kineto drop what it prepared
-            if optional.profiler_is_recording():
-                self._end(profiler)
+            if profiler is not None:
+                self._by_us(profiler.stop_trace)
         except Exception as error:  # of torch, or of whatever else listens to it; the rest is undone all the same
             logger.warning("torch.profiler could not be stopped: %s", words_of(error), exc_info=True)
-
-    def _take(self) -> Any:
-        """The profiler, which from here on nothing else can end: to end it twice would end the process."""
-        profiler, self._profiler, self._recording = self._profiler, None, False
-        return profiler
-
-    def _end(self, profiler: Any) -> None:
-        """Have torch stop *profiler*. A Ctrl-C may be raised on any line in here, also when torch has stopped."""
-        try:
-            self._by_us(profiler.stop_trace)
-        except BaseException:
+        except BaseException:  # Ctrl-C may be raised on any line of torch's, also when it has stopped
             if optional.profiler_is_recording():
                 self._by_us(profiler.stop_trace)
             optional.profiler_has_stopped()
@@ -163,13 +161,6 @@ class StepTracer:
     def _cannot_trace(self, error: Exception) -> None:
         logger.debug("a step could not be traced", exc_info=error)
         self._lose(f"torch.profiler failed ({words_of(error)}).")
-
-    def _put_up(self) -> None:
-        marks = _ModuleMarks(self._root)
-        for name in optional.SET_UP:
-            listen(self._undo, autograd_profiler, name, self._stand_aside, failed=self._cannot_trace)
-        hear_modules(self._undo, marks.enter, marks.leave, failed=self._cannot_trace)
-        self._is_up = True
 
     def _prepare(self) -> None:
         activities = [ProfilerActivity.CPU]
@@ -185,20 +176,15 @@ class StepTracer:
                 os.environ.pop(_LOG_LEVEL, None)
         self._profiler = profiler  # not before: torch crashes if it starts a trace that was not prepared
 
-    def _mark_step(self, index: int) -> None:
-        if index == self._index:
-            return  # another batch of the same step
-        self._close_marks()
-        self._index = index
-        mark: Any = record_function(f"ProfilerStep#{index}")
+    def _open_mark(self, mark: Any) -> None:
         mark.__enter__()
         self._marks.append(mark)
 
     def _is_there_another(self) -> bool:
-        """Whether the user's profiler is on, or may be switched on at any moment; then this one is lost."""
-        if optional.profiler_is_recording():
+        """Whether this one is lost, as it is once the user's profiler is on, or may be switched on at any moment."""
+        if self.lost is None and optional.profiler_is_recording():
             self._lose("another profiler is running, and torch runs one profiler at a time.")
-        elif "ProfilerStep" in optional.counted_steps:
+        elif self.lost is None and "ProfilerStep" in optional.counted_steps:
             self._lose("a torch.profiler.profile is set up in this run, and torch runs one profiler at a time.")
         return self.lost is not None
 
@@ -221,15 +207,6 @@ class StepTracer:
         self.lost = f"No step was traced: {why}"
         with Quiet(Exception):
             self.give_up()
-
-    def _export(self, profiler: Any) -> str:
-        """Let torch write the trace to a file, which is deleted with this tracer."""
-        if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="lightning_flops-")
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        path = f"{self._folder}/step{self._first_index}.pt.trace.json"
-        profiler.export_chrome_trace(path)
-        return path
 
 
 class _ModuleMarks:
@@ -270,81 +247,52 @@ _LEAST_TRIES = 3
 _MOST_OPERATORS = 100_000
 
 
-class TraceCycles(Parts):
+class TraceCycles:
     """Runs the cycles of a schedule, wait, warm up, record, with a *tracer*, if it is *asked* for traces."""
 
     def __init__(self, tracer: StepTracer, schedule: TraceSchedule, *, asked: bool = True) -> None:
-        super().__init__()
-        self._tracer, self._schedule = tracer, schedule
-        self._active = schedule.active
-        # Whether a step of this signature can be compared with the counted one.
-        self._is_alike: Callable[[StepSignature], bool] = lambda signature: True
-        self._position = self._cycles = 0
-        self._signatures: list[StepSignature] = []
-        self._alike = False
+        self.tracer, self._schedule = tracer, schedule
+        self.waits = self._records = False  # whether the running step is left alone, and whether it is recorded
+        self._signatures: list[StepSignature] = []  # of the steps that were recorded in this cycle
         self.traces: list[TracedStepRecord] = []  # the traces, one of each cycle
         self.over = not asked  # whether no step will be recorded any more
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What could not be recorded, in sentences."""
-        return () if self._tracer.lost is None else (self._tracer.lost,)
-
-    @property
-    def _records(self) -> bool:
-        return self._position >= self._schedule.wait + self._schedule.warmup
-
-    @property
-    def waits(self) -> bool:
-        """Whether the running step is left alone."""
-        return self._position < self._schedule.wait
-
-    def begin(self, is_alike: Callable[[StepSignature], bool], *, operators: int = 0) -> None:
-        """The first cycle begins with the next step; the counted one ran so many *operators*."""
-        self._is_alike = is_alike
-        if self._schedule == TraceSchedule():
-            self._active = max(1, min(self._active, _MOST_OPERATORS // max(1, operators)))
+    def steps(self, is_alike: Callable[[StepSignature], bool], *, operators: int = 0) -> Iterator[None]:
+        """The steps of all cycles; *is_alike*: whether one can be compared with the counted one, of *operators*."""
+        schedule, tries, alike = self._schedule, 0, False
+        most = max(1, _MOST_OPERATORS // max(1, operators)) if schedule == TraceSchedule() else schedule.active
+        while tries < schedule.repeat or (not alike and tries < _LEAST_TRIES):
+            for position in range(schedule.wait + schedule.warmup + min(schedule.active, most)):
+                self.waits, self._records = position < schedule.wait, position >= schedule.wait + schedule.warmup
+                if self.over:
+                    return
+                yield
+            alike |= all(map(is_alike, self._signatures))
+            self.end_cycle()
+            tries += 1
 
     def batch_begins(self, index: int) -> None:
         """A batch begins; *index* steps of this fit came before its step."""
         if not self.over:
             if self._records:
-                self._tracer.start(index)
+                self.tracer.start(index)
             elif not self.waits:
-                self._tracer.warm_up()
-            self.over = self._tracer.lost is not None
-
-    def enter(self, part: str, *, counts: bool = True) -> None:
-        """*part* of the step begins."""
-        super().enter(part, counts=counts)
-        self._tracer.enter(part)
-
-    def leave(self) -> None:
-        """The part entered last ends."""
-        self._tracer.leave()
+                self.tracer.warm_up()
+            self.over = self.tracer.lost is not None
 
     def step_ends(self, signature: StepSignature) -> None:
         """A step is over, and so is its last batch."""
         if self._records and not self.over:
             self._signatures.append(signature)
-        self._position += 1
-        if len(self._signatures) >= self._active:
-            self.end_cycle()
 
     def end_cycle(self) -> None:
         """Keep the steps that were recorded to their end, if there are any, also where the run ends before others."""
-        if self.over or not self._signatures:
-            return
-        if (record := self._tracer.stop(*self._signatures)) is not None:
-            self.traces.append(record)
-        self._alike |= all(map(self._is_alike, self._signatures))
-        self._signatures.clear()
-        self._position = 0
-        self._cycles += 1
-        enough = self._cycles >= self._schedule.repeat and (self._alike or self._cycles >= _LEAST_TRIES)
-        self.over = enough or self._tracer.lost is not None
+        if not self.over and self._signatures:
+            record, self._signatures = self.tracer.stop(*self._signatures), []
+            self.traces += [record] if record else []
+            self.over = self.tracer.lost is not None
 
     def give_up(self) -> None:
         """Stop recording for good, and remove everything from torch."""
         self.over = True
-        self._tracer.give_up()
+        self.tracer.give_up()

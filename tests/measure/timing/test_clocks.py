@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_flops.measure.timing.phase_timer import CudaEventClock, ModuleTimer, PhaseTimer, StepTimes, WallClock
+from lightning_flops.measure.timing.phase_timer import CudaEventClock, Mark, ModuleTimer, PhaseTimer, WallClock
 from tests.fake_clock import FakeEvent, FakeNow
 
 
@@ -43,7 +43,8 @@ def test_the_reader_is_timed_on_the_host_and_the_wait_on_the_device() -> None:
     now = FakeNow()
     # The device runs 3 s behind when the loader is asked and only 1 s behind when it has delivered.
     lags = iter([3.0, 3.0, 1.0, 1.0])
-    timer = PhaseTimer(CudaEventClock(new_event=lambda: FakeEvent(now, next(lags)), now=now, stream=lambda: "main"))
+    clock = CudaEventClock(new_event=lambda: FakeEvent(now, next(lags)), now=now, stream=lambda: "main", ready=0)
+    timer = PhaseTimer(clock)
     timer.begin()
     timer.enter("data_wait")
     now.sleep(2.5)
@@ -53,7 +54,7 @@ def test_the_reader_is_timed_on_the_host_and_the_wait_on_the_device() -> None:
     assert times.seconds.data_wait == 0.5
 
 
-def test_marks_of_a_step_are_on_its_stream_and_their_events_serve_again() -> None:
+def test_marks_of_a_step_are_on_its_stream_and_their_events_are_there_before() -> None:
     now, events, asked = FakeNow(), list[FakeEvent](), list[str]()
     streams = iter(["main", "other"])
 
@@ -65,23 +66,23 @@ def test_marks_of_a_step_are_on_its_stream_and_their_events_serve_again() -> Non
         asked.append(next(streams))
         return asked[-1]
 
-    clock = CudaEventClock(new_event=new_event, now=now, stream=stream)
-    timer, read = PhaseTimer(clock), list[StepTimes]()
+    clock = CudaEventClock(new_event=new_event, now=now, stream=stream, ready=6)
+    timer, steps = PhaseTimer(clock), list[list[Mark]]()
     for _ in range(2):
         timer.begin()
+        made = len(events)
         timer.enter("forward")
         now.sleep(2.0)
         timer.leave()
         now.sleep(1.0)
-        marks = timer.cut()
-        assert clock.has_passed(marks.stamps[-1])
-        read.append(timer.read(marks))
-    assert [(one.seconds.forward, one.seconds.other) for one in read] == [(2.0, 1.0)] * 2
-    assert asked == ["main", "other"]  # once a step
-    assert len(events) == 5  # four of the first step, of which three serve the second, and its last
-    assert [event.stream for event in events] == ["other", "other", "other", "main", "other"]
+        steps.append(timer.cut())
     clock.settle()  # an event that was left on the first stream is waited for as well
     assert sum(event.synchronized for event in events) == 2
+    read = [timer.read(marks) for marks in steps]
+    assert [(one.seconds.forward, one.seconds.other) for one in read] == [(2.0, 1.0)] * 2
+    assert asked == ["main", "other"]  # once a step
+    assert (made, len(events)) == (6, 8)  # the first step's four, two of the second's, and two more than were ready
+    assert [event.stream for event in reversed(events)] == ["other"] * 2 + ["main"] * 4 + ["other"] * 2
 
 
 def test_a_part_inside_its_own_kind_and_one_of_no_step_make_no_boundary_inside() -> None:
@@ -121,6 +122,6 @@ def test_a_whole_step_has_two_stamps_and_leaves_out_what_is_of_no_step() -> None
     timer.leave()
     now.sleep(4.0)
     times = timer.read(timer.cut())
-    assert (len(plain.stamps), timer.read(plain).seconds.total) == (2, 1.0)
+    assert (len(plain), timer.read(plain).seconds.total) == (2, 1.0)
     assert (times.seconds.total, times.excluded_sec) == (4.0, {"validation": 2.0})
     assert timer.entered == ["forward"]
