@@ -1,4 +1,4 @@
-"""Code that torch.compile made: whose it is, what it multiplies, and what its backwards repeat.
+"""What code that torch.compile made multiplies, and what its backwards repeat.
 
 Inductor's kernels are seen by no dispatcher, or not all of them are: its graphs are counted from their text, in which
 every value has its shape. A call of the graph gives the sizes that it leaves open. A product that depends on no
@@ -14,33 +14,15 @@ import inspect
 import linecache
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from lightning_flops.measure.counting.attribution import Threads, ThreadState
 from lightning_flops.measure.counting.formulas.contract import Unreadable
 from lightning_flops.measure.counting.formulas.registry import lookup
-from lightning_flops.measure.counting.totals import Totals
-from lightning_flops.measure.module_scope import ModuleNames
-from lightning_flops.measure.patches import Ends, listen
-from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private import optional
-from lightning_flops.measure.torch_private.needed import (
-    OpOverload,
-    OpOverloadPacket,
-    calling_modules,
-    current_node,
-    schema_of,
-    sequence_number,
-)
-from lightning_flops.signals import Undo, words_of
-from lightning_flops.units import package_logger
-
-logger = package_logger(__name__)
+from lightning_flops.measure.torch_private.needed import OpOverload, OpOverloadPacket, schema_of
 
 #: A kernel in inductor's generated code: its name, and its source up to the closing quotes.
 _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\((.*?)^'''", re.MULTILINE | re.DOTALL)
@@ -50,126 +32,28 @@ _TEMPLATE = re.compile(r"triton_tem_|micro_gemm|cutlass_|flex_attention")
 
 _TRITON_PRODUCT = re.compile(r"\bdot(_scaled)?\s*\(")  # in the source of a kernel that a user has written
 
-#: Takes a graph's text and what it is called with; returns what counts this call. It raises if it cannot read them.
-ReadGraph = Callable[[str, Any], Callable[[], object]]
+
+def repeats_forward() -> bool | None:
+    """Whether the operator that runs in a compiled backward is one of the forward's again, by the line it is in.
+
+    None: that line cannot be found.
+    """
+    frame = optional.graph_frame()
+    lines = [] if frame is None else linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    repeating = lines_that_repeat("".join(lines))
+    return None if frame is None or repeating is None else lines[frame.f_lineno - 1].rstrip("\n") in repeating
 
 
-class CompiledCode:
-    """What one counter knows of compiled code."""
-
-    def __init__(self, names: ModuleNames, threads: Threads, totals: Totals, lives: TensorLives | None = None) -> None:
-        self._names = names
-        self._threads = threads
-        self._totals = totals
-        self._undo = Undo()
-        self._watched: set[Any] = set()
-        self._read_graph: ReadGraph | None = None
-        self._is_counted_here: Callable[[], bool] | None = None
-        self._lives = lives  # what a graph of inductor's allocates no operator shows
-        #: The model's, if one was compiled in place, by ``module.compile()``: no hook fires inside such a module.
-        self.modules: frozenset[nn.Module] = frozenset()
-
-    def begin(self, read_graph: ReadGraph, is_counted_here: Callable[[], bool]) -> None:
-        """Until ``close``, graphs are counted by *read_graph*, where what runs on the calling thread is counted."""
-        self._read_graph, self._is_counted_here = read_graph, is_counted_here
-        modules = frozenset(self._names.modules()) if optional.was_used() else frozenset()
-        self.modules = modules if any(map(optional.is_compiled_in_place, modules)) else frozenset()
-        self.watch_graphs()
-
-    def watch_graphs(self, *_: Any) -> None:
-        """From now on, counts what inductor has made, if there is anything."""
-        kind = optional.class_of_generated_graphs()
-        if kind is not None and kind not in self._watched:
-            self._watched.add(kind)
-            failed = partial(self._totals.failed, "a compiled graph")
-            listen(self._undo, kind, "__call__", self._graph_runs, failed=failed)
-
-    def _graph_runs(self, graph: Any, inputs: Any) -> Ends | None:
-        """A graph is called; returns what counts the call when it has ended."""
-        state = self._threads.state
-        counts = self._is_counted_here is not None and self._is_counted_here()
-        if self._read_graph is None or state.paused or state.by_graph or not counts:
-            return None
-        if self._lives is not None:
-            self._lives.has_unseen = True
-        try:
-            count = self._read_graph(str(getattr(graph, "inductor_post_grad_graph_str", "")), inputs)
-        except Exception as error:
-            logger.debug("the text of a compiled graph could not be read: %s", words_of(error), exc_info=True)
-            for kernel in _templates_in(str(getattr(graph, "source_code", ""))):
-                self.list_unseen(f"inductor.{kernel}")
-            return None
-        state.by_graph = True
-
-        def ends(result: Any, error: BaseException | None) -> None:
-            still, state.by_graph = state.by_graph, False
-            if still and error is None:
-                count()
-
-        return ends
-
-    def list_unseen(self, name: str, may_have_flops: bool = True) -> None:
-        """Work of which the dispatcher sees nothing runs: it is listed under the module that is running."""
-        state = self._threads.state
-        counts = self._is_counted_here is not None and self._is_counted_here()
-        if not counts or state.paused or state.known or state.by_graph:
-            return
-        module, phase = state.place(True)
-        if not state.stands_for(module, phase):
-            self._totals.list(name, self.running_region(state, module, phase), may_have_flops)
-
-    def kernel_launches(self, kernel: Any, *_: Any, warmup: bool = False, **__: Any) -> None:
-        """A Triton kernel is launched by Python: no operator shows it, unless one with a formula launches it."""
-        if not warmup:
-            function = getattr(kernel, "fn", kernel)
-            called = inspect.getclosurevars(function).globals.values() if inspect.isfunction(function) else ()
-            sources = [getattr(one, "src", None) for one in (kernel, *called) if type(one) is type(kernel)]
-            multiplies = any(one is None or _TRITON_PRODUCT.search(one) for one in sources)
-            self.list_unseen(f"triton.{getattr(function, '__name__', type(kernel).__name__)}", multiplies)
-
-    def close(self) -> None:
-        """Looks at nothing any more, and leaves what torch made as it was."""
-        self._undo.close()
-        self._read_graph = self._is_counted_here = None
-        self._watched.clear()
-
-    def running_region(self, state: ThreadState, caller: str, phase: str) -> str:
-        """Name of the running module, hooks or not, where compiled code of a module called *caller* may run."""
-        if not self.modules or phase not in ("forward", "recompute"):
-            return caller
-        region = next((module for module in calling_modules() if module in self.modules), None)
-        name = None if region is None else self._names.name_for(region, caller)
-        if name is None or name == caller:
-            return caller
-        if not torch.is_grad_enabled():  # the region has only one autograd node, and it was made just before
-            state.nodes.insert(sequence_number() - 1, name)
-        return name
-
-    def repeats_forward(self, module: str) -> bool | None:
-        """Whether the operator that runs in a compiled backward is one of the forward's again, by the line it is in.
-
-        None: another backward runs.
-        """
-        if not optional.is_compiled(current_node()):
-            return None
-        frame = optional.graph_frame()
-        lines = [] if frame is None else linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-        repeating = lines_that_repeat("".join(lines))
-        if frame is not None and repeating is not None:
-            return lines[frame.f_lineno - 1].rstrip("\n") in repeating
-        self.note_unread(module)
-        return False
-
-    def note_unread(self, module: str) -> None:
-        """What a compiled backward repeats is not known."""
-        self._totals.note(
-            f"What the compiled backward of {module or 'the root'} repeats of its forward could not be read apart: it "
-            "counts as backward here, not as recompute."
-        )
+def multiplies(kernel: Any) -> bool:
+    """Whether a Triton kernel that a user has written has a product in its source, or in that of one that it calls."""
+    function = getattr(kernel, "fn", kernel)
+    called = inspect.getclosurevars(function).globals.values() if inspect.isfunction(function) else ()
+    sources = [getattr(one, "src", None) for one in (kernel, *called) if type(one) is type(kernel)]
+    return any(one is None or _TRITON_PRODUCT.search(one) for one in sources)
 
 
 @functools.lru_cache(maxsize=256)
-def _templates_in(source: str) -> tuple[str, ...]:
+def templates_in(source: str) -> tuple[str, ...]:
     """Inductor's own kernels for matrix products and attention in a source that it has generated."""
     return tuple(
         match[1] for match in _DEFINITION.finditer(source) if _TEMPLATE.search(match[1]) or _TEMPLATE.search(match[2])

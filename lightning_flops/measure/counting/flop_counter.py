@@ -19,7 +19,6 @@ from torch import nn
 
 from lightning_flops.measure import patches
 from lightning_flops.measure.counting.attribution import Backward, Running, Threads, ThreadState, reaches
-from lightning_flops.measure.counting.compiled import CompiledCode
 from lightning_flops.measure.counting.formulas.contract import tensors_in
 from lightning_flops.measure.counting.formulas.registry import formulas_without_operator, watch_functions
 from lightning_flops.measure.counting.mode import CountingMode
@@ -42,7 +41,12 @@ from lightning_flops.measure.torch_private.needed import (
     require_all,
     sequence_number,
 )
-from lightning_flops.measure.torch_private.optional import class_of_triton_kernels, is_replica
+from lightning_flops.measure.torch_private.optional import (
+    class_of_generated_graphs,
+    class_of_triton_kernels,
+    is_compiled_in_place,
+    is_replica,
+)
 from lightning_flops.records import OUTSIDE, BucketFlops, FlopPhase, FlopRecord, PhaseFlops, TimePhase, phase_of
 from lightning_flops.signals import Undo
 
@@ -85,10 +89,10 @@ class FlopCounter:
         self._totals = Totals()
         self._failed = self._totals.failed
         self._threads = Threads([], [], set(), OUTSIDE if root is None else "")
-        self._compiled = CompiledCode(self._names, self._threads, self._totals, lives)
-        self._mode = CountingMode(self._threads, self._totals, self._compiled, lives, halve_causal=halve)
+        self._mode = CountingMode(self._names, self._threads, self._totals, lives, halve_causal=halve)
         self._lock = threading.RLock()
         self._undo = Undo()  #: Removes everything that this counter puts on torch, when no thread is inside any more.
+        self._graphs = Undo()  #: Of it, what hears of inductor's graphs, as soon as there are any.
 
     # ---- on and off
 
@@ -158,11 +162,13 @@ class FlopCounter:
         kinds: list[type] = [type(first), type(getattr(first, "data", None))]
         self._mode.counts_fake = fake_mode() is not None or any(is_fake(kind) for kind in kinds)
         run_uncompiled(undo, CountingMode)
-        undo.callback(self._compiled.close)
-        self._compiled.begin(self._mode.read_graph, self._is_counted_here)
+        compiled = any(map(is_compiled_in_place, self._names.modules()))
+        self._mode.in_place = frozenset(self._names.modules() if compiled else ())
+        undo.callback(self._graphs.close)
+        self._watch_graphs()
         failed = partial(self._failed, "a module's hook")
         hear_modules(undo, self._on_module_enter, self._on_module_leave, failed=failed)
-        watch = partial(patches.guarded, failed, self._compiled.watch_graphs)
+        watch = partial(patches.guarded, failed, self._watch_graphs)
         around_compilations(undo, watch, watch)
         failed = partial(self._failed, "an optimizer's hook")
         hear_steps(undo, self._on_optimizer_enter, self._on_optimizer_leave, failed=failed)
@@ -174,14 +180,21 @@ class FlopCounter:
             heard += [(manager, "__enter__", self._repetition_begins, "the beginning of a repeated forward")]
             heard += [(manager, "__exit__", self._repetition_ends, "the end of a repeated forward")]
         if hasattr(graph := getattr(torch.cuda, "CUDAGraph", None), "replay"):
-            replays = lambda graph: self._compiled.list_unseen("cuda.graph_replay")  # noqa: E731
+            replays = lambda graph: self._mode.list_unseen("cuda.graph_replay")  # noqa: E731
             heard += [(graph, "replay", replays, "a replayed CUDA graph")]
         kernels = class_of_triton_kernels()
         self._mode.hears_kernels = "run" in vars(kernels)
         if self._mode.hears_kernels:
-            heard += [(kernels, "run", self._compiled.kernel_launches, "the launch of a Triton kernel")]
+            heard += [(kernels, "run", self._mode.kernel_launches, "the launch of a Triton kernel")]
         for owner, name, begins, where in heard:
             patches.listen(undo, owner, name, begins, failed=partial(self._failed, where))
+
+    def _watch_graphs(self, *_: Any) -> None:
+        """From now on, what inductor has made is counted, if there is anything."""
+        kind = class_of_generated_graphs()
+        if kind is not None and not self._graphs:
+            failed = partial(self._failed, "a compiled graph")
+            patches.listen(self._graphs, kind, "__call__", self._mode.graph_runs, failed=failed)
 
     # ---- what the loop says
 
@@ -218,7 +231,7 @@ class FlopCounter:
         state = self._threads.state
         caller = state.stack[-1]
         name = self._names.name_for(module, caller.module)
-        if len(state.stack) == 1 and not self._is_counted_here():
+        if len(state.stack) == 1 and not self._mode.is_on():
             name = "" if name is None and is_replica(module) else name
             if name is not None:
                 self._totals.note(_OWN_THREAD)
@@ -256,7 +269,7 @@ class FlopCounter:
 
     def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._on_optimizer_leave(optimizer, args, kwargs)  # its last step may have raised, and then no hook is called
-        if self._is_counted_here():
+        if self._mode.is_on():
             state = self._threads.state
             state.push(Running(OUTSIDE, "optimizer", optimizer, state.task()))
 
@@ -267,7 +280,7 @@ class FlopCounter:
 
     def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> patches.Ends | None:
         """A backward begins; that of another Python thread is counted if it comes to a parameter of the root."""
-        pushes = not self._is_counted_here()
+        pushes = not self._mode.is_on()
         parameters = () if self._root is None or not pushes else self._root.parameters()
         if pushes and (graph_task_id() != NO_GRAPH_TASK or not reaches(roots, frozenset(map(id, parameters)))):
             return None
@@ -283,15 +296,11 @@ class FlopCounter:
 
         return ends
 
-    def _is_counted_here(self) -> bool:
-        """Whether this thread has entered the counter, or runs something now that is counted."""
-        return self._threads.state.entered > 0 or is_pushed(self._mode)
-
     # Activation checkpoints, and whatever works like one, must enable grad inside a backward, whoever wrote them.
 
     def _repetition_begins(self, manager: Any) -> None:
         """Grad is enabled, inside a backward so that a part of a forward is repeated."""
-        if graph_task_id() != NO_GRAPH_TASK and getattr(manager, "mode", True) and self._is_counted_here():
+        if graph_task_id() != NO_GRAPH_TASK and getattr(manager, "mode", True) and self._mode.is_on():
             state = self._threads.state
             state.repetitions.append((manager, state.task()))
 

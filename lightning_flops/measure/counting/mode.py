@@ -1,4 +1,4 @@
-"""The dispatch mode: runs every operator, then counts it."""
+"""The dispatch mode: runs every operator, then counts it; and what no dispatcher shows, when it is told of it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ import torch
 from torch import is_grad_enabled, nn
 
 from lightning_flops.measure.counting.attribution import Threads, ThreadState
-from lightning_flops.measure.counting.compiled import CompiledCode, Product, lines_that_repeat, products
+from lightning_flops.measure.counting.compiled import (
+    Product,
+    lines_that_repeat,
+    multiplies,
+    products,
+    repeats_forward,
+    templates_in,
+)
 from lightning_flops.measure.counting.formulas.contract import Entry, Work, tensors_in, whole_flops
 from lightning_flops.measure.counting.formulas.registry import backwards, counts_when_run, hides_flops
 from lightning_flops.measure.counting.totals import READS_NUMBER, Cell, Operator, Totals, dtype_name, operands
-from lightning_flops.measure.patches import guarded
+from lightning_flops.measure.module_scope import ModuleNames
+from lightning_flops.measure.patches import Ends, guarded
 from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import (
     DispatchMode,
+    calling_modules,
     conjugates_lazily,
     current_node,
     depth,
@@ -57,20 +66,11 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init__(
-        self,
-        threads: Threads,
-        totals: Totals,
-        compiled: CompiledCode,
-        lives: TensorLives | None = None,
-        *,
-        halve_causal: bool,
+        self, names: ModuleNames, threads: Threads, totals: Totals, lives: TensorLives | None, *, halve_causal: bool
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._threads = threads
-        self._totals = totals
-        self._compiled = compiled
+        self._names, self._threads, self._totals = names, threads, totals
         self._lives, self._halve_causal = lives, halve_causal
-        self._failed = totals.failed
         self._operator_failed = partial(totals.failed, "an operator")
         #: By the ids of the functions, which they keep alive: torch hashes an operator by code in Python.
         self._operators: dict[int, Operator] = {}
@@ -82,6 +82,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         #: Values in tensors have decided sizes: another step of these shapes may cost something else.
         self.data_dependent = False
         self.hears_kernels = False  #: Whether launches of Triton kernels are heard of.
+        #: The model's, if one was compiled in place, by ``module.compile()``: no hook fires inside such a module.
+        self.in_place: frozenset[nn.Module] = frozenset()
         self.runs_in_tf32: Callable[[str], bool] | None = None
 
     @classmethod
@@ -116,6 +118,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if counts:  # it has run: if counting it fails, the user's step goes on
             guarded(self._operator_failed, self._add, operator, args, kwargs, out)
         return out
+
+    def is_on(self) -> bool:
+        """Whether this thread has entered the counter, or runs something now that is counted."""
+        return self._threads.state.entered > 0 or is_pushed(self)
 
     def _runs(self, operator: Operator, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What *function* returns, which runs an operator; kernels that a known one launches need not be listed."""
@@ -199,7 +205,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         """Adds the FLOPs of one call of an operator that is not free, or lists it; returns its cell."""
         if not operator.counted:
             return self._spend(module, phase, operator, None, hides_flops(operator.name, args, kwargs, out))
-        module = self._compiled.running_region(state, module, phase)
+        module = self._region(state, module, phase)
         try:
             cost = self._cost(operator, args, kwargs, out, any(tensor.is_cuda for tensor in tensors_in(args)))
         except Exception as error:  # a user's formula may raise anything; its operator is listed in the report
@@ -209,9 +215,9 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 logger.warning("the FLOP formula of %s failed (%s): it is listed as uncounted", operator.name, words)
             return self._spend(module, phase, operator, None)
         if phase == "backward" and is_custom_backward():
-            again = self._compiled.repeats_forward(module)
-            if again is None:
-                again = operands(operator.name, args) in self.forward_products
+            again: bool | None = operands(operator.name, args) in self.forward_products
+            if is_compiled(current_node()) and (again := repeats_forward()) is None:
+                self._note_unread(module)
             phase = "recompute" if again else phase
         if not is_grad_enabled() and phase in _FORWARDS and function_in_forward() is not None:
             self.forward_products.add(operands(operator.name, args))
@@ -245,42 +251,68 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             totals.add(again, "recompute", dtype, repeated, skipped_again)
         return cell
 
-    # ---- compiled graphs
+    # ---- what no dispatcher shows
 
-    def read_graph(self, text: str, inputs: Any) -> Callable[[], None]:
-        """Returns what counts a call of the graph of this text with *inputs*, of which it keeps none.
+    def list_unseen(self, name: str, may_have_flops: bool = True) -> None:
+        """Work of which the dispatcher sees nothing runs: it is listed under the module that is running."""
+        state = self._threads.state
+        if state.paused or state.known or state.by_graph or not self.is_on():
+            return
+        module, phase = state.place(True)
+        if not state.stands_for(module, phase):
+            self._totals.list(name, self._region(state, module, phase), may_have_flops)
 
-        Raises:
-            Exception: whatever reading the text, or a formula, raises.
-        """
-        with modes_off(), torch.no_grad():
-            calls = [self._graph_call(one) for one in products(text, inputs)]
-        return partial(self._count_graph, calls, lines_that_repeat(text) is not None)
+    def kernel_launches(self, kernel: Any, *_: Any, warmup: bool = False, **__: Any) -> None:
+        """A Triton kernel is launched by Python: no operator shows it, unless one with a formula launches it."""
+        if not warmup:
+            name = getattr(getattr(kernel, "fn", kernel), "__name__", type(kernel).__name__)
+            self.list_unseen(f"triton.{name}", multiplies(kernel))
+
+    def graph_runs(self, graph: Any, inputs: Any) -> Ends | None:
+        """A graph of inductor's is called, and counted from its text; returns what is called when it has ended."""
+        state, text = self._threads.state, str(getattr(graph, "inductor_post_grad_graph_str", ""))
+        if state.paused or state.by_graph or not self.is_on():
+            return None
+        if self._lives is not None:
+            self._lives.has_unseen = True  # what it allocates no operator shows
+        try:
+            with modes_off(), torch.no_grad():
+                calls = [self._graph_call(one) for one in products(text, inputs)]
+        except Exception as error:
+            logger.debug("the text of a compiled graph could not be read: %s", words_of(error), exc_info=True)
+            for kernel in templates_in(str(getattr(graph, "source_code", ""))):
+                self.list_unseen(f"inductor.{kernel}")
+            return None
+        self._count_graph(state, calls, lines_that_repeat(text) is not None)
+        state.by_graph = True
+        return lambda result, error: setattr(state, "by_graph", False)
 
     def _graph_call(self, one: Product) -> tuple[Operator, Cost | None, tuple[int, int], bool]:
-        """The operator of a call in a graph, its cost, the bytes it writes and reads, and whether it repeats."""
+        """The operator of a call in a graph, its cost, the bytes it writes and reads, and whether it repeats.
+
+        Raises:
+            Exception: whatever a formula raises.
+        """
         operator, cost = self._operator(one.function), None
         written = operator.bytes_written(one.args, one.out)
         read = operator.bytes_read(one.args, one.kwargs, written)
         try:
-            cost = (
-                self._cost(operator, one.args, one.kwargs, one.out, one.on_cuda)
-                if operator.counted and not counts_when_run(one.kwargs)
-                else None
-            )
+            if operator.counted and not counts_when_run(one.kwargs):
+                cost = self._cost(operator, one.args, one.kwargs, one.out, one.on_cuda)
         except Exception:
             if operator.keywords is not None:
                 raise  # it is none of higher order: the dispatcher sees it run, with all values
         return operator, cost, (written, read), one.repeats
 
-    def _count_graph(self, calls: list[tuple[Operator, Cost | None, tuple[int, int], bool]], is_split: bool) -> None:
-        state = self._threads.state
+    def _count_graph(
+        self, state: ThreadState, calls: list[tuple[Operator, Cost | None, tuple[int, int], bool]], is_split: bool
+    ) -> None:
         module, phase = state.place(True)
         if state.stands_for(module, phase):
             return
-        module = self._compiled.running_region(state, module, phase)
+        module = self._region(state, module, phase)
         if phase == "backward" and calls and not is_split and (current_node() is None or is_compiled(current_node())):
-            self._compiled.note_unread(module)
+            self._note_unread(module)
         with self._totals.lock:
             self._totals.unread.pop(module, None)
             for operator, cost, moved, repeats in calls:
@@ -288,6 +320,26 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 cell = self._spend(module, its, operator, cost)
                 cell.calls += 1
                 cell.moves(*moved)
+
+    def _region(self, state: ThreadState, caller: str, phase: str) -> str:
+        """Name of the running module, hooks or not, where compiled code of a module called *caller* may run."""
+        if not self.in_place or phase not in _FORWARDS:
+            return caller
+        region = next((module for module in calling_modules() if module in self.in_place), None)
+        name = None if region is None else self._names.name_for(region, caller)
+        if name is None or name == caller:
+            return caller
+        if not is_grad_enabled():  # the region has only one autograd node, and it was made just before
+            state.nodes.insert(sequence_number() - 1, name)
+        return name
+
+    def _note_unread(self, module: str) -> None:
+        self._totals.note(
+            f"What the compiled backward of {module or 'the root'} repeats of its forward could not be read apart: it "
+            "counts as backward here, not as recompute."
+        )
+
+    # ---- what has a formula of its own
 
     def function_runs(self, entry: Entry) -> Callable[..., None]:
         """A registered autograd function or kernel runs: its formula stands for all that runs there.
@@ -303,7 +355,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             stopped = len(state.functions) <= depth  # counting has ended meanwhile
             del state.functions[depth:]
             if not (stopped or state.paused):
-                failed = partial(self._failed, "an autograd function")
+                failed = partial(self._totals.failed, "an autograd function")
                 guarded(failed, self._function_ran, state, entry, start, *call)
 
         return ends
@@ -350,7 +402,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                     self._spend(str(its), phase, operator, cost).calls += 1
 
         for node in made:
-            node.register_prehook(partial(guarded, partial(self._failed, "the backward of a module"), begins))
+            node.register_prehook(partial(guarded, partial(self._totals.failed, "the backward of a module"), begins))
         state.stand_for(start, module)
 
 
