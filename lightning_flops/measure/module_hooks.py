@@ -7,18 +7,28 @@ of hooks, and would raise into the user's step if one went, the two stay, hear o
 from __future__ import annotations
 
 import re
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.measure.patches import Failed, guarded, listen
-from lightning_flops.measure.torch_private.needed import hide
+from lightning_flops.measure.torch_private.needed import (
+    ENDS_CALL,
+    EVAL_FRAME,
+    InferenceMode,
+    hide,
+    is_in_compiled_call,
+    set_flag_of_modes,
+)
 from lightning_flops.measure.torch_private.optional import (
     READS_MODULE,
     compiler_callbacks,
@@ -162,6 +172,51 @@ def _silence_hook_warning(undo: Undo) -> None:
     warnings.filters.insert(0, own)  # type: ignore[attr-defined]
     # The user may put others in the place of the list.
     undo.callback(_take_out, lambda one: warnings.filters.remove(one), own)  # type: ignore[attr-defined]
+
+
+class FlagOfModes:
+    """Sets torch's flag for a thread's dispatch modes right where the end of something sets it wrong.
+
+    When an inference mode ends, or a compiled call, torch sets it to what it was when that began, whatever was pushed
+    or removed in between.
+    """
+
+    def __init__(self) -> None:
+        self._undo = Undo()
+        self._open = weakref.WeakSet[Any]()  # the inference modes that have begun since we listen, and have not ended
+        self._is_used = False
+
+    def keep_right(self, undo: Undo) -> None:
+        """From now until *undo* is closed, and until what runs then has ended."""
+        self._is_used = True
+        undo.callback(self._is_left)
+        self._listen()
+
+    def _listen(self) -> None:
+        if not self._undo:
+            listen(self._undo, InferenceMode, "__enter__", self._begins)
+            listen(self._undo, InferenceMode, "__exit__", self._ends)
+        if is_in_compiled_call(0):
+            listen(self._undo, sys.modules[EVAL_FRAME], ENDS_CALL, lambda *_: partial(self._ended, 1))
+
+    def _is_left(self) -> None:
+        self._is_used = False
+        self._listen()
+        self._ended(0)
+
+    def _begins(self, context: Any) -> None:
+        weakref.finalize(context, self._ended, 0)  # the compiler ends none where it gives up; before it leaves the set
+        self._open.add(context)
+
+    def _ends(self, context: Any, *_: Any) -> Callable[..., None]:
+        self._open.discard(context)
+        return partial(self._ended, 0)
+
+    def _ended(self, calls: int, *_: Any) -> None:
+        """An inference mode has ended, or so many calls of the compiler's, which are still on the stack."""
+        set_flag_of_modes()
+        if not (self._is_used or self._open or torch.is_inference_mode_enabled() or is_in_compiled_call(calls)):
+            self._undo.close()
 
 
 #: Wrappers around an optimizer that are looked into: an object that answers to any name never comes to an end.

@@ -24,7 +24,7 @@ from lightning_flops.measure.counting.formulas.registry import formulas_without_
 from lightning_flops.measure.counting.mode import CountingMode
 from lightning_flops.measure.counting.totals import Totals, tf32_operators
 from lightning_flops.measure.memory import MemoryWatch
-from lightning_flops.measure.module_hooks import around_compilations, hear_modules, hear_steps
+from lightning_flops.measure.module_hooks import FlagOfModes, around_compilations, hear_modules, hear_steps
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.tensor_lives import TensorLives
@@ -91,6 +91,7 @@ class FlopCounter:
         self._threads = Threads([], [], set(), OUTSIDE if root is None else "")
         self._mode = CountingMode(self._names, self._threads, self._totals, lives, halve_causal=halve)
         self._lock = threading.RLock()
+        self._flag = FlagOfModes()
         self._undo = Undo()  #: Removes everything that this counter puts on torch, when no thread is inside any more.
         self._graphs = Undo()  #: Of it, what hears of inductor's graphs, as soon as there are any.
 
@@ -164,6 +165,7 @@ class FlopCounter:
         run_uncompiled(undo, CountingMode)
         compiled = any(map(is_compiled_in_place, self._names.modules()))
         self._mode.in_place = frozenset(self._names.modules() if compiled else ())
+        self._flag.keep_right(undo)
         undo.callback(self._graphs.close)
         self._watch_graphs()
         failed = partial(self._failed, "a module's hook")

@@ -8,12 +8,10 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
-from types import CodeType, FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -41,6 +39,41 @@ def take(path: str, *stand_in: Any) -> Any:
             return stand_in[0]
         MISSING.append(path)
         return None
+
+
+def take_all(**paths: str) -> Any:
+    """What torch has under each of *paths*, as attributes of the names that these are given by."""
+    return SimpleNamespace(**{name: take(path) for name, path in paths.items()})
+
+
+#: What only this file uses.
+_C = take_all(
+    # Autograd: the code of the engine and of a module's call, and what a node has, of every kind or of none.
+    engine_code="torch.autograd.graph:_engine_run_backward.__code__",
+    call_code="torch.nn:Module._wrapped_call_impl.__code__",
+    Context="torch.autograd.function:BackwardCFunction",
+    sequence="torch._C:_functions.AccumulateGrad._sequence_nr",
+    # Marks on code that is not to be compiled
+    mark="torch._C._dynamo.eval_frame:set_code_exec_strategy",
+    Action="torch._C._dynamo.eval_frame:_FrameAction",
+    Strategy="torch._C._dynamo.eval_frame:_FrameExecStrategy",
+    # Modes
+    push="torch._C:_push_on_torch_dispatch_stack",
+    pop="torch._C:_pop_torch_dispatch_stack",
+    mode_at="torch._C:_get_dispatch_stack_at",
+    set_excluded="torch._C:_dispatch_tls_set_dispatch_key_excluded",
+    keys="torch._C:_TorchDispatchModeKey",
+    mode_of_key="torch._C:_get_dispatch_mode",
+    FakeTensorMode="torch._subclasses.fake_tensor:FakeTensorMode",
+    # Kernels; those registered from Python by ``namespace/operator/key``
+    has_kernel="torch._C:_dispatch_has_kernel_for_dispatch_key",
+    written_in_python="torch.library:_impls",
+    key_of_device="torch._C:_dispatch_key_for_device",
+    key_set="torch._C:DispatchKeySet",
+    as_before_modes="torch._C:_RestorePythonTLSSnapshot",  # inside, the dispatcher is as when the operator was called
+    below_autograd="torch._C:_AutoDispatchBelowAutograd",
+    include_key="torch._C:_dispatch_tls_set_dispatch_key_included",
+)
 
 
 def require_all() -> None:
@@ -73,12 +106,8 @@ ACCUMULATES_GRADIENT = 1 << 63  #: From this sequence number on, a node is no ca
 ENGINE_ENTRY = "_engine_run_backward"  #: The function of ``torch.autograd`` through which every backward goes.
 
 
-_ENGINE_CODE: CodeType | None = take("torch.autograd.graph:_engine_run_backward.__code__")
 #: None from torch 2.14 on, where no code of Python's calls a function's forward.
-_APPLY_CODE: CodeType | None = take("torch.autograd:Function.apply.__func__.__code__", None)
-_CALL_CODE: CodeType | None = take("torch.nn:Module._wrapped_call_impl.__code__")
-_Context: Any = take("torch.autograd.function:BackwardCFunction")
-take("torch._C:_functions.AccumulateGrad._sequence_nr")  # every kind of node has it, or none
+_APPLY_CODE: Any = take("torch.autograd:Function.apply.__func__.__code__", None)
 
 
 def node_sequence(node: Any) -> int:
@@ -109,32 +138,26 @@ def function_in_forward() -> Any:
         # No other frame's variables are looked at: in a user's they would be kept beyond their time.
         if _APPLY_CODE is None and code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
             context = frame.f_locals.get("ctx")
-            if isinstance(context, _Context):
+            if isinstance(context, _C.Context):
                 return context._forward_cls
-        if code is _ENGINE_CODE:
+        if code is _C.engine_code:
             return None  # what is further out is the code that called backward()
     return None
 
 
 def is_custom_backward() -> bool:
     """Whether the backward that is running on this thread is that of a custom ``autograd.Function``."""
-    return isinstance(current_node(), _Context)
+    return isinstance(current_node(), _C.Context)
 
 
 def calling_modules() -> Iterator[nn.Module]:
     """The modules whose calls are on this thread's stack, innermost first."""
     for frame in frames_outwards(sys._getframe()):
-        if frame.f_code is _CALL_CODE and isinstance(module := frame.f_locals.get("self"), nn.Module):
+        if frame.f_code is _C.call_code and isinstance(module := frame.f_locals.get("self"), nn.Module):
             yield module
 
 
 # ---- torch.compile: functions of ours kept out of it
-
-_mark: Any = take("torch._C._dynamo.eval_frame:set_code_exec_strategy")
-_Action: Any = take("torch._C._dynamo.eval_frame:_FrameAction")
-_Strategy: Any = take("torch._C._dynamo.eval_frame:_FrameExecStrategy")
-
-_EVAL_FRAME = "torch._dynamo.eval_frame"
 
 
 def hide(function: Callable[..., Any], *, alone: bool = False) -> bool:
@@ -144,7 +167,8 @@ def hide(function: Callable[..., Any], *, alone: bool = False) -> bool:
     the user's functions, is compiled as it would be without it.
     """
     try:
-        _mark(function.__code__, _Strategy(_Action.SKIP, _Action.DEFAULT if alone else _Action.SKIP))
+        inside = _C.Action.DEFAULT if alone else _C.Action.SKIP
+        _C.mark(function.__code__, _C.Strategy(_C.Action.SKIP, inside))
     except (AttributeError, TypeError):  # it has no code of its own, such as a callable object; or torch has no marks
         logger.debug("%r could not be marked as not to be compiled", function, exc_info=True)
         return False
@@ -156,122 +180,40 @@ def hide(function: Callable[..., Any], *, alone: bool = False) -> bool:
 
 DispatchMode: TypeAlias = TorchDispatchMode
 
-_push: Any = take("torch._C:_push_on_torch_dispatch_stack")
-_pop: Any = take("torch._C:_pop_torch_dispatch_stack")
 #: How many modes are on this thread's stack, without those whose handlers run now.
 depth: Callable[[], int] = take("torch._C:_len_torch_dispatch_stack")
-_mode_at: Any = take("torch._C:_get_dispatch_stack_at")
-_set_excluded: Any = take("torch._C:_dispatch_tls_set_dispatch_key_excluded")
-_InferenceMode: Any = take("torch._C:_InferenceMode")
 
 #: Inside, no dispatch mode sees what runs: neither ours, nor the user's, nor a tracer.
 modes_off: Callable[[], AbstractContextManager[Any]] = take("torch.utils._python_dispatch:_disable_current_modes")
-
-_threads_with_ours: set[int] = set()  #: Threads on whose stack is a mode of ours.
 
 #: Is pushed and taken off again, which sets torch's flag for modes.
 _NOOP_MODE = DispatchMode()  # type: ignore[no-untyped-call]
 
 
-class _After:
-    """Sets torch's flag for a thread's dispatch modes right where the end of something sets it wrong.
+def set_flag_of_modes() -> None:
+    """Has torch's flag say whether modes are on this thread's stack.
 
-    The flag says whether there are modes on the stack; operators go past those, or fail for want of one, if it is
-    wrong. When an inference mode ends, or the call of a compiled function, torch sets it to what it was when that
-    began, whatever was pushed or removed in between. It ends with the function *end* of what *owner* returns, if there
-    is one; *is_inside* says whether a frame runs inside of it. Inside an inference mode that is off nothing says so:
-    with *begin*, the function that it begins with, all are watched while a mode of ours is on the stack.
+    Operators go past those, or fail for want of one, if it is wrong.
     """
-
-    def __init__(
-        self, owner: Callable[[], Any], end: str, is_inside: Callable[[FrameType | None], bool], begin: str = ""
-    ) -> None:
-        self._owner, self._is_inside = owner, is_inside
-        self._end, self._begin = end, begin
-        #: In these the stack was changed inside of one that has not ended; how many have begun since.
-        self._threads: dict[int, int] = {}
-        self._open: dict[int, Any] = {}  #: These, by their ids: one that is dropped without its end has ended, too.
-        self._without_us: dict[str, Any] = {}  #: The functions.
-
-    def stack_changes(self, frame: FrameType | None) -> None:
-        """*frame* has changed the stack of this thread, or what it had begun is over."""
-        thread, owner = threading.get_ident(), self._owner()
-        watches = bool(self._begin) and thread in _threads_with_ours
-        if watches or self._threads.get(thread) or self._is_inside(frame):
-            if hasattr(owner, self._end):
-                self._threads.setdefault(thread, 0)
-                self._watch(owner)
-            return
-        self._threads.pop(thread, None)
-        if not self._threads:
-            for name, function in self._without_us.items():
-                setattr(owner, name, function)
-            self._without_us = {}
-
-    def _watch(self, owner: Any) -> None:
-        if self._without_us:
-            return
-        self._without_us = {name: vars(owner)[name] for name in (self._end, self._begin) if name}
-        end, begin = self._without_us[self._end], self._without_us.get(self._begin, nullcontext)
-
-        def ends(*args: Any) -> Any:
-            try:
-                return end(*args)
-            finally:
-                self._open.pop(id(args[0]), None)
-                self._has_ended(sys._getframe(1))
-
-        def begins(context: Any) -> Any:
-            result, key = begin(context), id(context)
-
-            def dropped(_: Any) -> None:
-                if self._open.pop(key, None):
-                    self._has_ended(None)
-
-            if (thread := threading.get_ident()) in self._threads:
-                self._threads[thread] += 1
-                self._open[key] = weakref.ref(context, dropped)  # torch's compiler ends none where it gives up
-            return result
-
-        setattr(owner, self._end, ends)
-        if self._begin:
-            setattr(owner, self._begin, begins)
-
-    def _has_ended(self, frame: FrameType | None) -> None:
-        """What *frame* had begun is over."""
-        thread = threading.get_ident()
-        if thread not in self._threads:
-            return
-        if depth():
-            _push(_pop(None))
-        else:
-            _push(_NOOP_MODE)
-            _pop(None)
-        self._threads[thread] = max(0, self._threads[thread] - 1)
-        self.stack_changes(frame and frame.f_back)  # it may have been inside another one
+    if depth():
+        _C.push(_C.pop(None))
+    else:
+        _C.push(_NOOP_MODE)
+        _C.pop(None)
 
 
-hide(_After._has_ended)
+#: Torch's guard of an inference mode. It sets the flag at its end to what it was at its begin.
+InferenceMode: Any = take("torch._C:_InferenceMode")
+
+#: A module of the compiler, and its function that a compiled call, which sets it so, too, calls at last.
+EVAL_FRAME, ENDS_CALL = "torch._dynamo.eval_frame", "_maybe_set_eval_frame"
 
 
-def _is_in_compiled_call(frame: FrameType | None) -> bool:
-    """Whether *frame*, or what has called it, runs inside a function that was given to ``torch.compile``."""
-    wrappers = (one for one in frames_outwards(frame) if one.f_code.co_name == "compile_wrapper")
-    return any(one.f_globals.get("__name__") == _EVAL_FRAME for one in wrappers)
-
-
-_inside_which_torch_restores_its_flag = (
-    _After(lambda: _InferenceMode, "__exit__", lambda _: torch.is_inference_mode_enabled(), "__enter__"),
-    _After(lambda: sys.modules.get(_EVAL_FRAME), "_maybe_set_eval_frame", _is_in_compiled_call),
-)
-
-
-def _stack_changes() -> None:
-    frame = sys._getframe(1)
-    has_ours = any(map(_is_ours, map(_mode_at, range(depth()))))
-    (_threads_with_ours.add if has_ours else _threads_with_ours.discard)(threading.get_ident())
-    for each in _inside_which_torch_restores_its_flag:
-        each.stack_changes(frame)
+def is_in_compiled_call(ending: int) -> bool:
+    """Whether we run inside a function given to ``torch.compile``; so many of the compiler's calls are over."""
+    frames = frames_outwards(sys._getframe())
+    names = [one.f_code.co_name for one in frames if one.f_globals.get("__name__") == EVAL_FRAME]
+    return "compile_wrapper" in names[ending:]
 
 
 def _is_ours(mode: Any) -> bool:
@@ -285,42 +227,36 @@ def push(mode: DispatchMode, *, under_others: bool = False) -> None:
     topmost one off, which may be another one if that was pushed meanwhile.
     """
     above = []
-    while under_others and depth() and not _is_ours(_mode_at(depth() - 1)):
-        above.append(_pop(None))
+    while under_others and depth() and not _is_ours(_C.mode_at(depth() - 1)):
+        above.append(_C.pop(None))
     for each in (mode, *reversed(above)):
-        _push(each)
-    _stack_changes()
+        _C.push(each)
 
 
 def is_pushed(mode: DispatchMode) -> bool:
     """Whether *mode* is on this thread's stack, under whatever other modes."""
-    return any(_mode_at(place) is mode for place in range(depth()))
+    return any(_C.mode_at(place) is mode for place in range(depth()))
 
 
 def remove(mode: DispatchMode) -> None:
     """Removes the topmost *mode* from this thread's stack; modes above it stay in place."""
-    _pop_mode(mode)
-    _stack_changes()
-
-
-def _pop_mode(mode: DispatchMode) -> None:
     if not is_pushed(mode):
         return
     above = []
-    while (popped := _pop(None)) is not mode:
+    while (popped := _C.pop(None)) is not mode:
         above.append(popped)
     for other in reversed(above):
-        _push(other)
+        _C.push(other)
 
 
 @contextmanager
 def pushed(mode: Any) -> Iterator[None]:
     """Inside, *mode* is on top of the stack: within its own handler it would not be."""
-    _push(mode)
+    _C.push(mode)
     try:
         yield
     finally:
-        _pop_mode(mode)
+        remove(mode)
 
 
 _CONJUGATE, _NEGATIVE = torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative
@@ -331,8 +267,8 @@ def conjugates_lazily() -> None:
 
     Torch switches these keys off for a handler, and itself puts them back when the handler ends.
     """
-    _set_excluded(_CONJUGATE, False)
-    _set_excluded(_NEGATIVE, False)
+    _C.set_excluded(_CONJUGATE, False)
+    _C.set_excluded(_NEGATIVE, False)
 
 
 # ---- operators: their kinds, their schemas, and how a kernel that is written in Python is called
@@ -341,17 +277,6 @@ def conjugates_lazily() -> None:
 OpOverload: Any = type(torch.ops.aten.mm.default)
 OpOverloadPacket: Any = type(torch.ops.aten.mm)
 HigherOrderOperator: Any = take("torch._ops:HigherOrderOperator")
-
-_has_kernel: Any = take("torch._C:_dispatch_has_kernel_for_dispatch_key")
-#: Kernels registered from Python, by ``namespace/operator/key``.
-_written_in_python: Any = take("torch.library:_impls")
-_key_of_device: Any = take("torch._C:_dispatch_key_for_device")
-_key_set: Any = take("torch._C:DispatchKeySet")
-#: Inside, the dispatcher is as it was when the operator was called, above any mode.
-_as_before_modes: Any = take("torch._C:_RestorePythonTLSSnapshot")
-_below_autograd: Any = take("torch._C:_AutoDispatchBelowAutograd")
-_include_key: Any = take("torch._C:_dispatch_tls_set_dispatch_key_included")
-
 
 schema_of: Callable[[Any], Any] = operator.attrgetter("_schema")  #: The schema of an operator that has one.
 
@@ -376,7 +301,7 @@ def is_composite(function: Any) -> bool:
     """Whether the operator is no more than others, which ``function.decompose`` runs; False if torch does not say."""
     try:
         # Some have a kernel too, of other bits.
-        return bool(function._can_decompose()) and not _has_kernel(function.name(), "CPU")
+        return bool(function._can_decompose()) and not _C.has_kernel(function.name(), "CPU")
     except (AttributeError, RuntimeError):
         return False
 
@@ -394,15 +319,15 @@ def keys_of_python_kernel(function: Any, tensors: list[torch.Tensor]) -> Any:
     if len(devices) != 1 or ("cuda" in devices and torch.cuda.is_current_stream_capturing()):
         return None
     with suppress(AttributeError, RuntimeError):  # a device that the dispatcher has no key for
-        key = _key_of_device(devices.pop())
+        key = _C.key_of_device(devices.pop())
         own = _is_in_python(function, key)
-        if own or (_is_in_python(function, "CompositeExplicitAutograd") and not _has_kernel(function.name(), key)):
-            return _key_set(getattr(torch._C.DispatchKey, key))
+        if own or (_is_in_python(function, "CompositeExplicitAutograd") and not _C.has_kernel(function.name(), key)):
+            return _C.key_set(getattr(torch._C.DispatchKey, key))
     return None
 
 
 def _is_in_python(function: Any, key: str) -> bool:
-    return f"{function.name().replace('::', '/', 1)}/{key}" in _written_in_python
+    return f"{function.name().replace('::', '/', 1)}/{key}" in _C.written_in_python
 
 
 def run_python_kernel(
@@ -411,29 +336,25 @@ def run_python_kernel(
     """Calls the kernel from within a mode's handler as torch would without any mode; *mode* sees what it runs."""
     # What a custom operator has for autograd switches autograd off for the kernel. It is off from where it is made on.
     # Torch begins that where its guard is made, so it is made inside of the other one.
-    with _as_before_modes(), _below_autograd() if _is_in_python(function, "Autograd") else nullcontext():
+    with _C.as_before_modes(), _C.below_autograd() if _is_in_python(function, "Autograd") else nullcontext():
         if mode is None:
             for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
-                _include_key(key, False)
+                _C.include_key(key, False)
         with nullcontext() if mode is None else pushed(mode):
             return function.redispatch(keys, *args, **kwargs)
 
 
 # ---- fake tensors, tracers and subclasses
 
-_keys: Any = take("torch._C:_TorchDispatchModeKey")
-_mode_of_key: Any = take("torch._C:_get_dispatch_mode")
-_FakeTensorMode: Any = take("torch._subclasses.fake_tensor:FakeTensorMode")
-
 
 def new_fake_mode() -> Any:
     """A mode in which operators make tensors without values."""
-    return _FakeTensorMode(allow_non_fake_inputs=True)
+    return _C.FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def fake_mode() -> Any:
     """Torch's mode in which operators make fake tensors, as while something is traced; None: none is on."""
-    return _mode_of_key(_keys.FAKE)
+    return _C.mode_of_key(_C.keys.FAKE)
 
 
 @functools.cache
