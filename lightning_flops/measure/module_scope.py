@@ -6,7 +6,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,20 +13,17 @@ from torch.nn.parameter import is_lazy
 
 from lightning_flops.measure.deepspeed_groups import expert_parallel_size, tensor_parallel_size_of_process
 from lightning_flops.measure.random_state import random_state_kept
-from lightning_flops.measure.torch_private.optional import children_of, flat_parts, on_this_rank, wraps
+from lightning_flops.measure.torch_private.optional import (
+    Held,
+    children_of,
+    flat_parts,
+    is_replica,
+    on_this_rank,
+    wraps,
+)
 from lightning_flops.records import ModuleRecord
 from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
-
-
-class Held(NamedTuple):
-    """A parameter that a module holds."""
-
-    shape: tuple[int, ...] | None  #: None for a lazy one.
-    size: int  #: Elements of it in the whole model.
-    trainable: bool
-    local: int  #: Elements of it in this rank's memory.
-    dtype: torch.dtype
 
 
 class Parameters:
@@ -45,9 +41,8 @@ class Parameters:
                 if wraps(wrapper, "_fsdp_wrapped_module"):
                     tensors, pieces = flat_parts(wrapper)
                     self._flat.update(map(id, tensors))
-                    for module, (key, shape, trainable, local, dtype) in pieces:
-                        found = Held(shape, math.prod(shape), trainable, local, dtype)
-                        self._pieces.setdefault(module, {})[key] = found
+                    for module, key, piece in pieces:
+                        self._pieces.setdefault(module, {})[key] = piece
         except Exception as error:
             self._pieces.clear()
             self._flat.clear()
@@ -100,23 +95,21 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
-def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module of *root* under each of its names, wrappers' prefixes removed, in ``named_modules`` order.
+def named_modules(
+    module: nn.Module, name: str = "", above: frozenset[int] = frozenset()
+) -> Iterator[tuple[str, nn.Module]]:
+    """Every module of the root under each of its names, wrappers' prefixes removed, in ``named_modules`` order.
 
-    A wrapper and the module it wraps have the same name; both are yielded, the wrapper first. A shared module is
-    yielded under every name, and so are the modules below it. A module that contains itself is yielded once on each
-    path.
+    *name* is that of *module*, by default the root, and *above* are the ids of those that contain it. A wrapper and the
+    module it wraps have the same name; both are yielded, the wrapper first. A shared module is yielded under every
+    name, and so are the modules below it. A module that contains itself is yielded once on each path.
     """
-    return _named_below("", root, frozenset())
-
-
-def _named_below(name: str, module: nn.Module, above: frozenset[int]) -> Iterator[tuple[str, nn.Module]]:
     yield name, module
     within = above | {id(module)}
     for key, child in children_of(module).items():
         if child is not None and id(child) not in within:
             below = name if wraps(module, key) else f"{name}.{key}" if name else key
-            yield from _named_below(below, child, within)
+            yield from named_modules(child, below, within)
 
 
 class ModuleNames:
@@ -124,7 +117,7 @@ class ModuleNames:
 
     def __init__(self, root: nn.Module | None) -> None:
         self._root = root
-        self._known: dict[nn.Module, tuple[str, ...]] = {}  #: Each module's names: several if it is shared.
+        self.known: dict[nn.Module, tuple[str, ...]] = {}  #: Each module's names: several if it is shared.
         self._strangers: set[nn.Module] = set()
         self._read_names()
 
@@ -133,25 +126,24 @@ class ModuleNames:
         for name, module in () if self._root is None else named_modules(self._root):
             if name not in (known := names.get(module, ())):
                 names[module] = (*known, name)
-        self._known = names
+        self.known = names
 
     def name_for(self, module: nn.Module, caller: str) -> str | None:
         """Name of a module that the module named *caller* calls; None if it is not one of the root's.
 
-        For a shared module it is the name nearest to the caller's, or else the first.
+        For a shared module it is the name nearest to the caller's, or else the first. A replica of DataParallel's is
+        taken for the root.
         """
-        if module not in self._known and module not in self._strangers:
+        if is_replica(module):
+            return ""
+        if module not in self.known and module not in self._strangers:
             self._read_names()  # added since the names were read, or not the root's, such as a loss function
-            self._strangers = {*self._strangers, module}.difference(self._known)
+            self._strangers = {*self._strangers, module}.difference(self.known)
         # A wrapper that was put around a model later, as what torch.compile returns, has the model's name.
-        known = self._known.get(module) or self._known.get(unwrapped(module), ())
+        known = self.known.get(module) or self.known.get(unwrapped(module), ())
         if len(known) < 2:
             return known[0] if known else None
         return max(known, key=lambda name: _shared_depth(name, caller))
-
-    def modules(self) -> Iterable[nn.Module]:
-        """The modules that have names, each once."""
-        return self._known.keys()
 
 
 def _shared_depth(name: str, caller: str) -> int:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from lightning_flops.measure import patches
-from lightning_flops.measure.counting.attribution import Backward, Running, Threads, ThreadState, reaches
+from lightning_flops.measure.counting.attribution import Backward, Running, Threads, reaches
 from lightning_flops.measure.counting.formulas.contract import tensors_in
 from lightning_flops.measure.counting.formulas.registry import formulas_without_operator, watch_functions
 from lightning_flops.measure.counting.mode import CountingMode
@@ -45,7 +45,6 @@ from lightning_flops.measure.torch_private.optional import (
     class_of_generated_graphs,
     class_of_triton_kernels,
     is_compiled_in_place,
-    is_replica,
 )
 from lightning_flops.records import OUTSIDE, BucketFlops, FlopPhase, FlopRecord, PhaseFlops, TimePhase, phase_of
 from lightning_flops.signals import Undo
@@ -128,24 +127,22 @@ class FlopCounter:
 
         Does nothing if this thread has not entered the counter.
         """
-        try:
-            state = self._threads.state
-            with self._lock:
-                if state.entered or not self._is_entered():  # also what an interrupt has left of an earlier end
-                    self._leave(state)
-        except Exception as error:
-            self._failed("the end of counting", error)
+        patches.guarded(partial(self._failed, "the end of counting"), self._leave)
 
-    def _leave(self, state: ThreadState) -> None:
-        try:
-            if state.entered <= 1:
-                remove(self._mode)  # first, so that it is off whatever fails afterwards
-                self._mode.forward_products.clear()
-                state.stop()
-        finally:
-            state.entered = max(0, state.entered - 1)
-            if not self._is_entered():
-                self._undo.close()
+    def _leave(self) -> None:
+        state = self._threads.state
+        with self._lock:
+            if self._is_entered() and not state.entered:
+                return  # where nobody is inside we go on: an interrupt may have left something of an earlier end
+            try:
+                if state.entered <= 1:
+                    remove(self._mode)  # first, so that it is off whatever fails afterwards
+                    self._mode.forward_products.clear()
+                    state.stop()
+            finally:
+                state.entered = max(0, state.entered - 1)
+                if not self._is_entered():
+                    self._undo.close()
 
     def _is_entered(self) -> bool:
         return any(state.entered for state in list(self._threads.states))
@@ -163,8 +160,7 @@ class FlopCounter:
         kinds: list[type] = [type(first), type(getattr(first, "data", None))]
         self._mode.counts_fake = fake_mode() is not None or any(is_fake(kind) for kind in kinds)
         run_uncompiled(undo, CountingMode)
-        compiled = any(map(is_compiled_in_place, self._names.modules()))
-        self._mode.in_place = frozenset(self._names.modules() if compiled else ())
+        self._mode.in_place = frozenset(self._names.known if any(map(is_compiled_in_place, self._names.known)) else ())
         self._flag.keep_right(undo)
         undo.callback(self._graphs.close)
         self._watch_graphs()
@@ -234,7 +230,6 @@ class FlopCounter:
         caller = state.stack[-1]
         name = self._names.name_for(module, caller.module)
         if len(state.stack) == 1 and not self._mode.is_on():
-            name = "" if name is None and is_replica(module) else name
             if name is not None:
                 self._totals.note(_OWN_THREAD)
                 push(self._mode)
@@ -253,8 +248,7 @@ class FlopCounter:
         # A wrapper and the module in it have one name, and count as one call.
         is_wrapped = caller.module == name and isinstance(caller.owner, nn.Module) and module in caller.owner.children()
         if task == NO_GRAPH_TASK and not state.paused and not is_wrapped:
-            self._totals.watch(name, module)
-            self._totals.called(name)
+            self._totals.called(name, module)
         state.push(Running(name, "forward", module, task, start=sequence_number()))
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:

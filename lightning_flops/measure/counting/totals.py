@@ -224,18 +224,14 @@ class Totals:
         """A cell, made if there is none; *dtype* is that of the arithmetic, none where no FLOPs are counted."""
         return self._cells.setdefault((module, phase, operator, dtype), Cell())
 
-    def called(self, module: str) -> None:
-        """A module was called."""
-        with self.lock:
-            self.calls[module] = self.calls.get(module, 0) + 1
-
-    def watch(self, name: str, module: nn.Module) -> None:
+    def called(self, name: str, module: nn.Module) -> None:
         """*module* is called: if it has no others inside, something that is seen has to read its matrices.
 
         In inference mode torch does not show every operator.
         """
-        known = any(True for _ in module.children()) or name in self.calls or torch.is_inference_mode_enabled()
-        if known:
+        with self.lock:
+            self.calls[name] = self.calls.get(name, 0) + 1
+        if self.calls[name] > 1 or any(True for _ in module.children()) or torch.is_inference_mode_enabled():
             return
         # What is of a library's class may be kept elsewhere.
         own = (one for one in module.parameters(recurse=False) if type(one) is nn.Parameter)

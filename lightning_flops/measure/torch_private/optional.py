@@ -6,9 +6,10 @@ Each has a stand-in. Where torch lacks one, what is read from it is not known, a
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -169,8 +170,7 @@ def fetched_ahead(loader: Any) -> int:
 
 def children_of(module: nn.Module) -> Mapping[str, nn.Module | None]:
     """The modules that *module* holds, by name; none under a name that holds none, or before its ``__init__``."""
-    children: Mapping[str, nn.Module | None] = vars(module).get("_modules", {})
-    return children
+    return vars(module).get("_modules", {})  # type: ignore[no-any-return]
 
 
 def is_replica(module: nn.Module) -> bool:
@@ -217,18 +217,20 @@ def forget_hooks(optimizer: Any) -> None:
     optimizer._optimizer_step_pre_hooks = optimizer._optimizer_step_post_hooks = OrderedDict()
 
 
-class FlatPiece(NamedTuple):
-    """One parameter as it was before FullyShardedDataParallel put it into a flat one."""
+class Held(NamedTuple):
+    """A parameter that a module holds."""
 
-    key: tuple[int, int]  #: One value for every module that shares the parameter, and for no other parameter.
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None  #: None for a lazy one.
+    size: int  #: Elements of it in the whole model.
     trainable: bool
-    local: int  #: Elements that this rank's shard has of it.
+    local: int  #: Elements of it in this rank's memory.
     dtype: torch.dtype
 
 
-def flat_parts(wrapper: nn.Module) -> tuple[list[torch.Tensor], list[tuple[nn.Module, FlatPiece]]]:
-    """What a FullyShardedDataParallel has made of parameters, and what these were, each with its module.
+def flat_parts(wrapper: nn.Module) -> tuple[list[torch.Tensor], list[tuple[nn.Module, Hashable, Held]]]:
+    """What a FullyShardedDataParallel has made of parameters, and what these were, each with its module and a key.
+
+    The key is the same for every module that shares the parameter, and of no other one.
 
     With ``use_orig_params`` the old parameters are left to see, as views of this rank's part (empty ones, too);
     without, they are gone.
@@ -246,10 +248,10 @@ def flat_parts(wrapper: nn.Module) -> tuple[list[torch.Tensor], list[tuple[nn.Mo
         zip(flat._param_infos, flat._shapes, flat._shard_param_infos, strict=True)
     ):
         trainable = bool((originals[index] if originals else flat).requires_grad)
-        piece = FlatPiece((id(flat), index), tuple(shape), trainable, shard.numel_in_shard or 0, flat.dtype)
-        named[info.module, info.param_name] = piece
-    pieces = [(module, piece) for (module, _), piece in named.items()]
-    pieces += [(one.module, named[one.prim_module, one.prim_param_name]) for one in flat._shared_param_infos]
+        piece = Held(tuple(shape), math.prod(shape), trainable, shard.numel_in_shard or 0, flat.dtype)
+        named[info.module, info.param_name] = (id(flat), index), piece
+    pieces: list[Any] = [(module, *piece) for (module, _), piece in named.items()]
+    pieces += [(one.module, *named[one.prim_module, one.prim_param_name]) for one in flat._shared_param_infos]
     return [flat, *originals], pieces
 
 
