@@ -6,6 +6,7 @@ forward and the backward is the loss, and is forward, too.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
@@ -23,6 +24,7 @@ from lightning_flops.adapters.steps import StepEnd, Steps
 from lightning_flops.adapters.wrapping import Hook, hear, hear_calls, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import HIDDEN_SHAPE, alike_parts, first_tensor, samples_in, tensor_shapes
+from lightning_flops.measure.fake_steps import in_shapes, shapes_alone
 from lightning_flops.measure.module_hooks import hear_steps
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import (
@@ -64,6 +66,7 @@ class _RunningStep:
 
     micro_steps: list[_MicroStep] = field(default_factory=list)
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # first tensors of its forwards
+    called: Shapes | None = None  # shapes of its latest forward with gradients
     latest: int = 0  # tensors that its latest forward with gradients was called with
     updates: int = 0
 
@@ -100,6 +103,7 @@ class _Known:
     keeps_batches: bool  # for settings that are functions of one; it is not held otherwise
     accumulate: int = 1
     autocast: str = ""
+    call: Any = None  # what the model is called with, by shapes alone; (): that cannot be kept
     workers: int | None = None
 
 
@@ -269,6 +273,11 @@ class LoopAdapter(PhasedAdapter):
             self._micro_step_begins(given, shapes, is_first=is_first)
         elif grads and self._running.micro_steps:
             self._running.micro_steps[-1].shapes += shapes
+        if grads:
+            self._running.called = shapes
+            if self._known.call is None:
+                named = dict(zip(inspect.signature(self.facts.root.forward).parameters, args, strict=False))
+                self._known.call = shapes_alone({**named, **kwargs} if args and kwargs else given)
         self._running.latest = len(shapes) if grads else 0
         if run.window.parts is not None and not self._in_forward:
             self._in_forward = True
@@ -279,6 +288,14 @@ class LoopAdapter(PhasedAdapter):
         if args and kwargs:
             return (*args, *kwargs.values())
         return kwargs or (args[0] if len(args) == 1 else args)
+
+    def call(self) -> tuple[str, Any] | None:
+        """The model, as in its first forward, with tensors of the shapes that the running step's latest one had."""
+        shapes = self._running.called
+        if shapes is None or isinstance(self._model, nn.ModuleDict):  # of several, which of them is not kept
+            return None
+        found = in_shapes(self._known.call, shapes)
+        return None if found is None else ("__call__", found)
 
     def _is_same(self, given: Any) -> bool:
         """Whether the first tensor in *given* is one that a forward of this step had."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -31,9 +31,9 @@ from lightning_flops.measure.module_hooks import with_inner
 from lightning_flops.measure.module_scope import named_modules, unwrapped
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.tensor_lives import TensorLives
-from lightning_flops.measure.torch_private.needed import new_fake_mode, tree_map_only
+from lightning_flops.measure.torch_private.needed import modes_off, new_fake_mode, tree_leaves, tree_map_only
 from lightning_flops.measure.torch_private.optional import forget_hooks, on_this_rank
-from lightning_flops.records import StepTensors
+from lightning_flops.records import Shapes, StepTensors
 from lightning_flops.signals import Undo, words_of
 
 _MOST_WORDS = 300  # of an error of the model's
@@ -49,9 +49,7 @@ _NOT_IN_IT = {
 }  # sentences by the operators whose memory shapes do not show
 
 
-_STEPS = {"forward": "__call__", "training_step": "training_step"}  # by function, what is called with a batch
-# Precisions, as frameworks name them, that are an autocast.
-_HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+_PLAIN = (torch.dtype, bool, int, float, str, type(None))  # what holds no tensor
 
 
 def two_steps(
@@ -163,23 +161,23 @@ class FakeSteps:
         Raises:
             LightningFlopsError: the step cannot be run without values; the message names the operator and the module.
         """
-        fakes = Fakes(new_fake_mode())
+        fakes, optimizer = Fakes(new_fake_mode()), with_inner(self._optimizer)[-1]
         try:
             with (
                 random_state_kept(),
                 caches_cleared(fakes),
-                attributes_put_back(self._model),
+                attributes_put_back(self._model, optimizer),
                 Undo() as undo,
                 fakes.mode,
                 fakes,
                 torch.compiler.set_stance("force_eager"),
             ):
                 _as_in_the_run(undo, on_cuda=self._on_cuda)
-                return self._run(fakes, self._size if batch_size is None else batch_size, checkpointed)
+                return self._run(fakes, optimizer, self._size if batch_size is None else batch_size, checkpointed)
         except Exception as error:
             raise LightningFlopsError(f"the step cannot be predicted: {self._words(error)}") from error
 
-    def _run(self, fakes: Fakes, size: int | None, checkpointed: Collection[str]) -> StepTensors:
+    def _run(self, fakes: Fakes, optimizer: Any, size: int | None, checkpointed: Collection[str]) -> StepTensors:
         model, lives, notes = self._model, TensorLives(on_cuda=self._on_cuda), list[str]()
         modules = dict(model.named_modules())
         for name, own in put_in(fakes, model):
@@ -190,12 +188,12 @@ class FakeSteps:
                 vars(module)["forward"] = partial(checkpoint, module.forward, use_reentrant=False)
         if self._method != "__call__":
             vars(model).update(log=_do_nothing, log_dict=_do_nothing)
-        optimizer = self._remade(fakes, notes)
-        batch = tree_map_only(torch.Tensor, partial(self._fake_input, fakes, size), self._batch)
+        batch = tree_map_only(torch.Tensor, cache(partial(self._fake_input, fakes, size)), self._batch)
         lives.hold(tensors_of(batch), "batch")
-        updates = None if optimizer is None else partial(_try_update, optimizer, fakes, notes)
-        counter = two_steps(model, [[batch]] * self._accumulate, updates, self._loss_of, (lives, lives))
-        states = () if optimizer is None else tensors_of([*optimizer.state.values()])
+        updates = () if optimizer is None else self._updates(optimizer, fakes, notes)
+        step = partial(next, iter(updates), None)
+        counter = two_steps(model, [[batch]] * self._accumulate, step, self._loss_of, (lives, lives))
+        states = () if optimizer is None or notes else tensors_of([*optimizer.state.values()])
         blocks = _blocks(model)
         tensors = lives.taken(states, counter.total(), size, notes=notes, blocks=blocks)
         if tensors is None:
@@ -211,72 +209,63 @@ class FakeSteps:
     # ---- the user's objects as fake ones
 
     def _fake_input(self, fakes: Fakes, size: int | None, real: torch.Tensor) -> torch.Tensor:
-        """A tensor of the batch, in another batch size where its first axis is the batch."""
-        if size == self._size or not real.ndim or real.shape[0] != self._size:
+        """A tensor of the batch, resized if its first axis is the batch's; one on "meta" lies where the model does."""
+        resized = size != self._size and real.ndim and real.shape[0] == self._size
+        if not (resized or real.is_meta):
             return fakes.fake(real)
-        device = "cpu" if real.is_meta else real.device
-        fake = torch.empty((size, *real.shape[1:]), dtype=real.dtype, device=device)
-        return fake.requires_grad_(real.requires_grad)
+        shape = (size, *real.shape[1:]) if resized else real.shape
+        device = next((one.device for one in self._model.parameters()), "cpu") if real.is_meta else real.device
+        return torch.empty(shape, dtype=real.dtype, device=device).requires_grad_(real.requires_grad)
 
-    def _remade(self, fakes: Fakes, notes: list[str]) -> Any:
-        """The optimizer on fake parameters; None if there is none, or it cannot be made."""
-        if self._optimizer is None:
-            return None
-        real = with_inner(self._optimizer)[-1]
-        left_out = f"{type(real).__name__} cannot be made on fake parameters and is left out"
+    def _updates(self, optimizer: Any, fakes: Fakes, notes: list[str]) -> Iterator[None]:
+        """Makes steps of *optimizer* on fake parameters, until one fails, which a note says."""
         try:
-            groups = [dict(group) for group in real.param_groups]
-            if not all(id(one) in self._own for group in groups for one in group["params"]):
-                notes.append(f"{left_out}: it has parameters that are not the model's.")
-                return None
-            made = object.__new__(type(real))
-            # Its step may be a scheduler's, which would call the real one. Containers of its own are copied.
-            plain = (dict, list, set)
-            own = {key: copy(value) if type(value) in plain else value for key, value in vars(real).items()}
-            vars(made).update({key: value for key, value in own.items() if key != "step"})
-            made.state = defaultdict(dict)
-            forget_hooks(made)
+            groups = [dict(group) for group in optimizer.param_groups]
+            if not self._own.issuperset(id(one) for group in groups for one in group["params"]):
+                notes.append(f"{type(optimizer).__name__} is left out: it has parameters that are not the model's.")
+                return
             for group in groups:
                 group["params"] = list(map(fakes.fake, group["params"]))
                 if self._on_cuda and not group.get("fused") and group.get("foreach", False) is None:
                     group["foreach"] = True  # what torch chooses on a GPU
-            made.param_groups = groups
+            vars(optimizer).pop("step", None)  # a scheduler's
+            forget_hooks(optimizer)
+            optimizer.state, optimizer.param_groups = defaultdict(dict), groups
+            while True:
+                update(optimizer, fakes)
+                yield
         except Exception as error:
-            notes.append(f"{left_out}: {words_of(error)}.")
-            return None
-        return made
+            words = f"is left out, as its step fails on fake parameters: {words_of(error)}."
+            notes.append(f"{type(optimizer).__name__} {words}")
 
     def _words(self, error: Exception) -> str:
         """What could not be run, and where."""
         names = {id(module): name or type(module).__name__ for name, module in self._model.named_modules()}
-        module, operator, trace = "", "", error.__traceback__
-        while trace is not None:
-            given, trace = trace.tb_frame.f_locals, trace.tb_next
-            if (name := names.get(id(given.get("self")))) is not None:
+        module, operator = "", ""
+        for frame, _ in walk_tb(error.__traceback__):
+            own = frame.f_locals.get("self")
+            if (name := names.get(id(own))) is not None:
                 module, operator = name, ""
-            elif isinstance(given.get("self"), Fakes) and "func" in given:
-                operator = operator or str(given["func"])  # what it calls it is made of
+            elif isinstance(own, Fakes):
+                operator = operator or str(frame.f_locals.get("func", ""))  # what it calls it is made of
         what = f"{operator} in {module}" if operator and module else module or type(self._model).__name__
         return f"{what} fails on tensors without values: {words_of(error)[:_MOST_WORDS]}"
 
 
-def failed_steps(
-    error: BaseException, model: nn.Module, optimizers: Iterable[Any] | None, *, precision: str
-) -> FakeSteps | None:
-    """The steps of *model* like the one that raised *error*; None: the model was not called with a batch then."""
-    trace = error.__traceback__
-    while trace is not None:
-        code, given, trace = trace.tb_frame.f_code, trace.tb_frame.f_locals, trace.tb_next
-        if code.co_name in _STEPS and given.get("self") is model:
-            return FakeSteps(
-                model,
-                {name: given[name] for name in code.co_varnames[1 : code.co_argcount] if name in given},
-                next(iter(optimizers or ()), None),
-                autocast=_HALF.get(precision),
-                on_cuda=any(one.is_cuda for one in model.parameters()),
-                method=_STEPS[code.co_name],
-            )
-    return None
+def shapes_alone(arguments: Any) -> Any:
+    """*arguments* with tensors on "meta", which hold nothing; (): other things that they have may hold some."""
+    with modes_off():
+        found = tree_map_only(torch.Tensor, cache(partial(torch.empty_like, device="meta")), arguments)
+    return found if all(isinstance(one, (torch.Tensor, *_PLAIN)) for one in tree_leaves(found)) else ()
+
+
+def in_shapes(arguments: Any, shapes: Shapes) -> Any:
+    """What ``shapes_alone`` returned, in the *shapes* of another call; None: that one had other tensors."""
+    tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+    if list(map(len, shapes)) != [one.ndim for one in tensors]:
+        return None
+    made = {one: one.new_empty(shape) for one, shape in zip(tensors, shapes, strict=True)}
+    return tree_map_only(torch.Tensor, made.__getitem__, arguments)
 
 
 def update(optimizer: Any, fakes: Fakes) -> None:
@@ -286,16 +275,6 @@ def update(optimizer: Any, fakes: Fakes) -> None:
         optimizer.step()
     finally:
         del fakes.answers[_ASKS_VALUE]
-
-
-def _try_update(optimizer: Any, fakes: Fakes, notes: list[str]) -> None:
-    if notes:  # it has failed
-        return
-    try:
-        update(optimizer, fakes)
-    except Exception as error:
-        words = f"is left out, as its step fails on fake parameters: {words_of(error)}."
-        notes.append(f"{type(optimizer).__name__} {words}")
 
 
 def _one(tensor: torch.Tensor) -> float:

@@ -67,6 +67,10 @@ class Adapter(ABC):
     def names_phase(self, *, begins: bool) -> None:  # noqa: B027
         """By the loop's own word a phase of the step *begins*, or ends."""
 
+    def call(self) -> tuple[str, Any] | None:
+        """What of the root was called for the running step, and with what, by shapes at least; None: not known."""
+        return None
+
     def looks(self, model: nn.Module) -> None:  # noqa: B027
         """*model*, which may be any, is called without gradients while a step is counted."""
 

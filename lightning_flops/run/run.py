@@ -21,7 +21,7 @@ from lightning_flops.analysis.memory import MemoryPrediction
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import TokenReader
-from lightning_flops.measure.fake_steps import failed_steps
+from lightning_flops.measure.fake_steps import FakeSteps
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.timing.processor_wait import Heat, heat_counter
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
@@ -40,6 +40,7 @@ from lightning_flops.units import package_logger, plain
 logger = package_logger(__name__)
 
 _QUICK_SEC = 5.0  # a prediction that took longer is not repeated for other batches: the user waits for the exception
+_HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # precisions that are an autocast
 _BY_HAND = "predict_memory(model, batch, optimizer) says what a step takes"
 
 P = ParamSpec("P")
@@ -335,23 +336,30 @@ def _account_for(error: BaseException | None, adapter: Adapter, context: Callabl
     if error is None or not (of_cpu or isinstance(error, torch.OutOfMemoryError)) or adapter.facts.rank:
         return
     try:
-        words = _account(error, adapter, context())
+        words = _account(adapter, context())
     except Exception as failed:
         words = f"the step is not accounted for: {words_of(failed)}"
     logger.warning("out of memory: %s", words)
 
 
-def _account(error: BaseException, adapter: Adapter, context: RunContext) -> str:
-    facts = adapter.facts
+def _account(adapter: Adapter, context: RunContext) -> str:
+    facts, call = adapter.facts, adapter.call()
     if facts.world_size > 1:
         return f"of several ranks no step is predicted; {_BY_HAND}"
-    steps = failed_steps(error, facts.root, adapter.optimizers(), precision=context.precision)
-    if steps is None:
-        return f"it was not raised in the model's forward; {_BY_HAND}"
-    began = time.monotonic()
+    if call is None:
+        return f"what the model was called with is not known; {_BY_HAND}"
+    cuda, began = facts.device.type == "cuda", time.monotonic()
+    steps = FakeSteps(
+        facts.root,
+        call[1],
+        next(iter(adapter.optimizers() or ()), None),
+        autocast=_HALF.get(context.precision),
+        accumulate=min(context.accumulate, 2),  # a third finds the same gradients there as the second
+        on_cuda=cuda,
+        method=call[0],
+    )
     prediction = MemoryPrediction(steps)
     quick = time.monotonic() - began < _QUICK_SEC
-    cuda = facts.device.type == "cuda"
     available = torch.cuda.get_device_properties(facts.device).total_memory if cuda else None
     report = prediction.report(available_bytes=available, largest=quick and cuda, checkpoints=quick)
     path = facts.output.files.account(render_text(report))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, profile_training
+from lightning_flops.measure.fake_steps import in_shapes, shapes_alone
 
 ROWS: Any = torch.randn(64, 4)
 HUGE = 1 << 60
@@ -29,6 +31,36 @@ class Full(nn.Module):
         if self.calls > 2:
             torch.empty(HUGE, dtype=torch.uint8)
         found: torch.Tensor = self.last(self.first(x).relu())
+        return found
+
+
+class _Grows(torch.autograd.Function):
+    """Wants more in a backward than there is, if told so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, is_full: bool) -> torch.Tensor:
+        ctx.is_full = is_full
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        if ctx.is_full:
+            torch.empty(HUGE, dtype=torch.uint8)
+        return gradient, None
+
+
+class FullBackward(nn.Module):
+    """Its backward wants more than there is from a call on; it has an argument by position and one by name."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.left = call
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        grown: torch.Tensor = _Grows.apply(self.first(x).relu(), self.left < 0)  # type: ignore[no-untyped-call]
+        found: torch.Tensor = self.last(grown) * scale
         return found
 
 
@@ -61,7 +93,40 @@ def test_a_loop_that_runs_out_of_memory_gets_the_account_of_its_step(
     assert "Predicted memory" in text and "temporary" in text
 
 
-def test_out_of_memory_outside_of_the_forward_is_said_and_another_error_is_not(
+@pytest.mark.parametrize("call", [0, 2])
+def test_a_backward_that_runs_out_of_memory_is_accounted_for_in_the_shapes_of_its_batch(
+    call: int, tmp_path: Path, warnings: pytest.LogCaptureFixture
+) -> None:
+    """The first, and a larger one later; of no batch more than its shapes is kept."""
+    model, batches = FullBackward(call), list[weakref.ref[torch.Tensor]]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(RuntimeError, match="DefaultCPUAllocator"),
+        profile_training(model, optimizer, log_dir=str(tmp_path), profile_step=10),
+    ):
+        for rows in (16, 16, 48):
+            x = torch.randn(rows, 4)
+            batches.append(weakref.ref(x))
+            assert [one() is None for one in batches[:-1]] == [True] * (len(batches) - 1)
+            model(x, scale=torch.ones(rows, 1)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (said,) = [one for one in warnings.messages if one.startswith("out of memory")]
+    assert f"Peak 1.15 EB with a batch of {len(x)}, in the backward of the root (aten.empty" in said
+    assert len(x) == (48 if call else 16)
+
+
+def test_arguments_that_may_hold_tensors_unseen_are_not_kept() -> None:
+    tensor = torch.ones(2, 3, dtype=torch.int64)
+    kept = shapes_alone({"ids": tensor, "labels": tensor, "scale": 2.0})
+    assert kept["ids"] is kept["labels"] and kept["ids"].is_meta
+    other = in_shapes(kept, ((5, 7), (5, 7)))
+    assert other["ids"] is other["labels"] and (other["ids"].shape, other["ids"].dtype) == ((5, 7), torch.int64)
+    assert in_shapes(kept, ((5, 7),)) is in_shapes(kept, ((5,), (5,))) is None
+    assert shapes_alone((tensor, nn.Linear(2, 2))) == ()
+
+
+def test_out_of_memory_outside_of_every_step_is_said_and_another_error_is_not(
     tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     model = nn.Linear(4, 2)
@@ -70,22 +135,26 @@ def test_out_of_memory_outside_of_the_forward_is_said_and_another_error_is_not(
             raised()
     said = [one for one in warnings.messages if one.startswith("out of memory")]
     by_hand = "predict_memory(model, batch, optimizer) says what a step takes"
-    assert said == [f"out of memory: it was not raised in the model's forward; {by_hand}"]
+    assert said == [f"out of memory: what the model was called with is not known; {by_hand}"]
     assert not list(tmp_path.rglob("out_of_memory*"))
 
 
+@pytest.mark.parametrize(
+    ("net", "where"), [(Full(), "forward of net"), (FullBackward(2), "backward of net")], ids=["forward", "backward"]
+)
 def test_a_trainer_that_runs_out_of_memory_gets_the_account_of_its_training_step(
-    tmp_path: Path, warnings: pytest.LogCaptureFixture
+    net: Any, where: str, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     lightning: Any = pytest.importorskip("lightning.pytorch")
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.net = Full()
+            self.net = net
 
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-            loss = self.net(batch).sum()
+            given = (batch, torch.ones(len(batch), 1))[: 1 + isinstance(net, FullBackward)]
+            loss = self.net(*given).sum()
             self.log("loss", loss)
             return loss  # type: ignore[no-any-return]
 
@@ -106,7 +175,7 @@ def test_a_trainer_that_runs_out_of_memory_gets_the_account_of_its_training_step
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
         trainer.fit(model, torch.utils.data.DataLoader(ROWS, batch_size=16))
     (said,) = [one for one in warnings.messages if one.startswith("out of memory")]
-    assert "Peak 1.15 EB with a batch of 16, in the forward of net (aten.empty" in said
+    assert f"Peak 1.15 EB with a batch of 16, in the {where} (aten.empty" in said
     assert "log" not in vars(model)
     assert list(tmp_path.rglob("out_of_memory.txt"))
     assert all(parameter.grad is None or type(parameter.grad) is torch.Tensor for parameter in model.parameters())

@@ -137,16 +137,16 @@ def tensors_of(output: Any) -> Iterator[torch.Tensor]:
 
 
 @contextmanager
-def attributes_put_back(model: nn.Module) -> Iterator[None]:
-    """Afterwards every module has the attributes it had before, and their plain containers hold what they held.
+def attributes_put_back(model: nn.Module, *others: Any) -> Iterator[None]:
+    """Afterwards every module, and each of *others*, has the attributes it had, and plain ones hold what they held.
 
     A forward may keep what it computes, such as a rotary table, with which the next real one computes.
     """
     plain = (dict, OrderedDict, list, set)
     before = [
-        (vars(module), dict(vars(module)), [(one, one.copy()) for one in vars(module).values() if type(one) in plain])
-        for module in model.modules()
-        if not isinstance(module, torch.jit.ScriptModule)
+        (vars(owner), dict(vars(owner)), [(one, one.copy()) for one in vars(owner).values() if type(one) in plain])
+        for owner in (*model.modules(), *others)
+        if hasattr(owner, "__dict__") and not isinstance(owner, torch.jit.ScriptModule)
     ]
     try:
         yield

@@ -213,7 +213,7 @@ def put_tensors(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def forget_hooks(optimizer: Any) -> None:
-    """No hook of this one *optimizer* is called any more; what it was copied from keeps its own."""
+    """No hook of this one *optimizer* is called any more, until its attributes are put back."""
     optimizer._optimizer_step_pre_hooks = optimizer._optimizer_step_post_hooks = OrderedDict()
 
 
