@@ -68,7 +68,8 @@ def train(program: Program) -> None:
     optimizer = program.optimizer(model)
     for _ in range(2):
         for _ in range(program.accumulate):
-            with nullcontext() if program.autocast is None else torch.autocast("cpu", program.autocast):
+            device = batch[0].device.type
+            with nullcontext() if program.autocast is None else torch.autocast(device, program.autocast):
                 loss = model(*batch)
             loss.backward()
             del loss

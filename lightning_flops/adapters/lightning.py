@@ -7,7 +7,6 @@ transfer, the step, the backward and the optimizer.
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -138,11 +137,8 @@ class LightningAdapter(PhasedAdapter):
         return run_context(self._trainer, self.facts.loop)
 
     def call(self) -> tuple[str, Any] | None:
-        """The training step, with the running batch and its number."""
-        if not self._trains or (batch := self._batch[0]) is None:
-            return None
-        given = len(inspect.signature(self._trainer.lightning_module.training_step).parameters)
-        return "training_step", (batch, self._done.batches)[:given]
+        """The training step, with the running batch."""
+        return ("training_step", self._batch[0]) if self._trains and self._batch[0] is not None else None
 
     def optimizers(self) -> Iterable[Any] | None:
         """The Trainer's; none in a loop that does not train."""

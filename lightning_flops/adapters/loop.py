@@ -6,7 +6,6 @@ forward and the backward is the loss, and is forward, too.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
@@ -24,7 +23,7 @@ from lightning_flops.adapters.steps import StepEnd, Steps
 from lightning_flops.adapters.wrapping import Hook, hear, hear_calls, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import HIDDEN_SHAPE, alike_parts, first_tensor, samples_in, tensor_shapes
-from lightning_flops.measure.fake_steps import in_shapes, shapes_alone
+from lightning_flops.measure.fake_steps import in_shapes, kept_call
 from lightning_flops.measure.module_hooks import hear_steps
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import (
@@ -66,8 +65,7 @@ class _RunningStep:
 
     micro_steps: list[_MicroStep] = field(default_factory=list)
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # first tensors of its forwards
-    called: Shapes | None = None  # shapes of its latest forward with gradients
-    latest: int = 0  # tensors that its latest forward with gradients was called with
+    latest: Shapes = ()  # of the tensors that its latest forward was called with, if it was with gradients
     updates: int = 0
 
 
@@ -103,7 +101,7 @@ class _Known:
     keeps_batches: bool  # for settings that are functions of one; it is not held otherwise
     accumulate: int = 1
     autocast: str = ""
-    call: Any = None  # what the model is called with, by shapes alone; (): that cannot be kept
+    call: tuple[Any, ...] = ()  # what the model is called with, as of ``kept_call``
     workers: int | None = None
 
 
@@ -273,12 +271,9 @@ class LoopAdapter(PhasedAdapter):
             self._micro_step_begins(given, shapes, is_first=is_first)
         elif grads and self._running.micro_steps:
             self._running.micro_steps[-1].shapes += shapes
-        if grads:
-            self._running.called = shapes
-            if self._known.call is None:
-                named = dict(zip(inspect.signature(self.facts.root.forward).parameters, args, strict=False))
-                self._known.call = shapes_alone({**named, **kwargs} if args and kwargs else given)
-        self._running.latest = len(shapes) if grads else 0
+        if grads and not self._known.call:
+            self._known.call = kept_call(self.facts.root, args, kwargs, given)
+        self._running.latest = shapes if grads else ()
         if run.window.parts is not None and not self._in_forward:
             self._in_forward = True
             run.enter("forward", counts=grads)
@@ -291,11 +286,7 @@ class LoopAdapter(PhasedAdapter):
 
     def call(self) -> tuple[str, Any] | None:
         """The model, as in its first forward, with tensors of the shapes that the running step's latest one had."""
-        shapes = self._running.called
-        if shapes is None or isinstance(self._model, nn.ModuleDict):  # of several, which of them is not kept
-            return None
-        found = in_shapes(self._known.call, shapes)
-        return None if found is None else ("__call__", found)
+        return in_shapes(self._known.call, self._running.latest)
 
     def _is_same(self, given: Any) -> bool:
         """Whether the first tensor in *given* is one that a forward of this step had."""
@@ -339,8 +330,8 @@ class LoopAdapter(PhasedAdapter):
         steps, step = self._steps, self._running
         steps.forward_ends()
         if output is None and not steps.inside.of_calls and step.micro_steps:  # it has raised: this was not computed
-            last, number, step.latest = step.micro_steps[-1], step.latest, 0
-            last.shapes = last.shapes[: len(last.shapes) - number]
+            last = step.micro_steps[-1]
+            last.shapes = last.shapes[: len(last.shapes) - len(step.latest)]
         if self._in_forward and not steps.inside.updates:
             self._forward_is_over()
 

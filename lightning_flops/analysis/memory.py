@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
 
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.records import MemoryKind, StepTensors, TensorLife
@@ -26,24 +27,25 @@ class MemoryPrediction:
 
     ``print`` shows it as a table. What comes on top of tensors (CUDA's context, workspaces of cuBLAS, NCCL's buffers,
     fragmentation) is not in it.
+
+    Attributes:
+        peak_bytes: most that tensors hold in two steps.
+        at_peak: bytes of each kind at the peak: parameters, gradients, optimizer, activations, batch, temporary.
+        modules: what each module keeps for its backward, and what it has at the peak; those that keep most first.
+        when: the part of the step, the module and the operator in which the peak is.
+        notes: what is not in it.
     """
 
     def __init__(self, steps: Steps, batch_size: int | None = None, checkpointed: Collection[str] = ()) -> None:
         self._steps, self._checkpointed = steps, checkpointed
         self._tensors = steps(batch_size, checkpointed)
         self._report = report = build_memory_report(self._tensors)
-        self._peaks: dict[int | None, int | None] = {report.batch_size: report.peak_bytes}
-        """By batch size; None: the model refuses it."""
+        self._peaks: dict[int | None, int | None] = {report.batch_size: report.peak_bytes}  # None: refused
         self.peak_bytes: int = report.peak_bytes
-        """Most that tensors hold in two steps."""
         self.at_peak: Mapping[MemoryKind, int] = report.at_peak
-        """Bytes of each kind at the peak: parameters, gradients, optimizer, activations, batch, temporary."""
         self.modules: tuple[ModuleMemory, ...] = report.modules
-        """What each module keeps for its backward, and what it has at the peak; those that keep most first."""
         self.when: PeakMoment = report.when
-        """The part of the step, the module and the operator in which the peak is."""
         self.notes: tuple[str, ...] = report.notes
-        """What is not in it."""
 
     def at(self, *, batch: int) -> MemoryPrediction:
         """The prediction for a batch of this size.
@@ -139,51 +141,46 @@ class MemoryPrediction:
 
 def build_memory_report(tensors: StepTensors) -> MemoryReport:
     """Peak, kinds and modules of the steps that were followed, and the rows that fit if that can be known."""
-    size, available = tensors.batch_size, tensors.available_bytes
-    peak, last, batches = _peak(tensors.lives, available)
-    moment = last.born
+    lives, size, available = tensors.lives, tensors.batch_size, tensors.available_bytes
+    events = 1 + max(life.died or life.born for life in lives)  # there is a parameter or a tensor of the batch
+    held, growing = _held(lives, events), _held(filter(_goes_with_batch, lives), events)
+    moment = int(held.argmax())
+    (*_, last) = (life for life in lives if life.born == moment)
     kinds, kept, at_peak = Counter[MemoryKind](), Counter[str](), Counter[str]()
-    for life in tensors.lives:
+    for life in lives:
         if life.born <= moment and (life.died is None or life.died > moment):
             kinds[life.kind] += life.size
             if life.kind in ("activations", "temporary"):
                 at_peak[life.module] += life.size
-    for life in tensors.lives[tensors.before_forward :]:
+    for life in lives[tensors.before_forward :]:
         if life.kind == "activations" and life.part != "backward":
             kept[life.module] += life.size
     modules = [ModuleMemory(name=name, kept_bytes=kept[name], peak_bytes=at_peak[name]) for name in {**kept, **at_peak}]
+    grows = growing > 0
     return MemoryReport(
-        peak_bytes=peak,
+        peak_bytes=int(held[moment]),
         batch_size=size,
         at_peak=dict(kinds.most_common()),
         when=PeakMoment(part=last.part, module=last.module, operator=last.operator),
         modules=tuple(sorted(modules, key=lambda one: (-one.kept_bytes, -one.peak_bytes))),
         flops=tensors.flops.forward + tensors.flops.backward,
         available_bytes=available,
-        largest=LargestBatch(size=int(size * batches)) if size and batches < math.inf else None,
+        largest=LargestBatch(size=int(size * np.min((available - (held - growing)[grows]) / growing[grows])))
+        if size and available and grows.any()
+        else None,
         checkpointed=None,
         notes=tensors.notes,
     )
 
 
-def _peak(lives: Sequence[TensorLife], available: int | None) -> tuple[int, TensorLife, float]:
-    """Most that was held, the allocation that made it so, and how many such batches *available* bytes would hold."""
-    held, peak, batches = {False: 0, True: 0}, 0, math.inf  # held is what goes with the batch, and the rest
-    last = lives[0]  # there is a parameter or a tensor of the batch
-    for _, change, life in _changes(lives):
-        held[_goes_with_batch(life)] += change
-        if (total := sum(held.values())) > peak:
-            peak, last = total, life
-        if available and held[True]:
-            batches = min(batches, (available - held[False]) / held[True])
-    return peak, last, batches
-
-
-def _changes(lives: Sequence[TensorLife]) -> list[tuple[int, int, TensorLife]]:
-    """Every allocation and every end of one, in order: the event, the bytes and the allocation."""
-    changes = [(life.born, life.size, life) for life in lives]
-    changes += [(life.died, -life.size, life) for life in lives if life.died is not None]
-    return sorted(changes, key=operator.itemgetter(0))
+def _held(lives: Iterable[TensorLife], events: int) -> npt.NDArray[np.int64]:
+    """Bytes that *lives* hold after each of so many *events*."""
+    changes = np.zeros(events, dtype=np.int64)
+    for life in lives:
+        changes[life.born] += life.size
+        if life.died is not None:
+            changes[life.died] -= life.size
+    return changes.cumsum()
 
 
 def _goes_with_batch(life: TensorLife) -> bool:

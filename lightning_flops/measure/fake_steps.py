@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import modes_off, new_fake_mode, tree_leaves, tree_map_only
 from lightning_flops.measure.torch_private.optional import forget_hooks, on_this_rank
 from lightning_flops.records import Shapes, StepTensors
-from lightning_flops.signals import Undo, words_of
+from lightning_flops.signals import Quiet, Undo, words_of
 
 _MOST_WORDS = 300  # of an error of the model's
 
@@ -131,7 +132,8 @@ class FakeSteps:
         autocast: dtype of an autocast around the forward; None: there is none.
         accumulate: forwards and backwards of a step.
         on_cuda: the step is to run on a GPU: optimizers work on all parameters at once there, and the allocator rounds.
-        method: what of the model is called with the batch; what else hands values to a Trainer does nothing meanwhile.
+        method: what of the model is called with the batch; another one than the model gets the batch's number, too, and
+            what hands values to a Trainer does nothing meanwhile.
     """
 
     def __init__(
@@ -146,7 +148,9 @@ class FakeSteps:
         on_cuda: bool,
         method: str = "__call__",
     ) -> None:
-        self._model, self._batch, self._optimizer = unwrapped(model), batch, optimizer
+        self._model, self._optimizer = unwrapped(model), optimizer
+        takes = inspect.signature(getattr(model, method)).parameters
+        self._batch = batch if method == "__call__" else (batch, 0)[: len(takes)]
         self._loss, self._autocast = loss or loss_in, autocast
         self._accumulate, self._on_cuda, self._method = accumulate, on_cuda, method
         refuse_lazy(model)
@@ -252,20 +256,29 @@ class FakeSteps:
         return f"{what} fails on tensors without values: {words_of(error)[:_MOST_WORDS]}"
 
 
-def shapes_alone(arguments: Any) -> Any:
-    """*arguments* with tensors on "meta", which hold nothing; (): other things that they have may hold some."""
-    with modes_off():
-        found = tree_map_only(torch.Tensor, cache(partial(torch.empty_like, device="meta")), arguments)
-    return found if all(isinstance(one, (torch.Tensor, *_PLAIN)) for one in tree_leaves(found)) else ()
+def kept_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> tuple[Any, ...]:
+    """What of *model* is called, and with what: *given*, or arguments by name; tensors are on "meta" and hold nothing.
+
+    The name alone if other things that are given may hold tensors, or *model* is several.
+    """
+    with Quiet(Exception), modes_off():  # of classes of the user's
+        if args and kwargs:
+            given = dict(zip(inspect.signature(model.forward).parameters, args, strict=False)) | kwargs
+        found = tree_map_only(torch.Tensor, cache(partial(torch.empty_like, device="meta")), given)
+        is_plain = all(isinstance(one, (torch.Tensor, *_PLAIN)) for one in tree_leaves(found))
+        if is_plain and not isinstance(model, nn.ModuleDict):
+            return "__call__", found
+    return ("__call__",)
 
 
-def in_shapes(arguments: Any, shapes: Shapes) -> Any:
-    """What ``shapes_alone`` returned, in the *shapes* of another call; None: that one had other tensors."""
-    tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
-    if list(map(len, shapes)) != [one.ndim for one in tensors]:
+def in_shapes(call: tuple[Any, ...], shapes: Shapes) -> tuple[str, Any] | None:
+    """What ``kept_call`` returned, in the *shapes* of another call; None: that one had other tensors."""
+    tensors = [one for one in tree_leaves(call) if isinstance(one, torch.Tensor)]
+    if not shapes or list(map(len, shapes)) != [one.ndim for one in tensors]:
         return None
     made = {one: one.new_empty(shape) for one, shape in zip(tensors, shapes, strict=True)}
-    return tree_map_only(torch.Tensor, made.__getitem__, arguments)
+    name, arguments = tree_map_only(torch.Tensor, made.__getitem__, call)
+    return name, arguments
 
 
 def update(optimizer: Any, fakes: Fakes) -> None:

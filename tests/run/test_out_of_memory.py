@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, profile_training
-from lightning_flops.measure.fake_steps import in_shapes, shapes_alone
+from lightning_flops.measure.fake_steps import in_shapes, kept_call
 
 ROWS: Any = torch.randn(64, 4)
 HUGE = 1 << 60
@@ -118,12 +118,15 @@ def test_a_backward_that_runs_out_of_memory_is_accounted_for_in_the_shapes_of_it
 
 def test_arguments_that_may_hold_tensors_unseen_are_not_kept() -> None:
     tensor = torch.ones(2, 3, dtype=torch.int64)
-    kept = shapes_alone({"ids": tensor, "labels": tensor, "scale": 2.0})
-    assert kept["ids"] is kept["labels"] and kept["ids"].is_meta
-    other = in_shapes(kept, ((5, 7), (5, 7)))
+    given = {"ids": tensor, "labels": tensor, "scale": 2.0}
+    call = kept_call(nn.Identity(), (), given, given)
+    assert call[1]["ids"] is call[1]["labels"] and call[1]["ids"].is_meta
+    name, other = in_shapes(call, ((5, 7), (5, 7))) or ("", {})
     assert other["ids"] is other["labels"] and (other["ids"].shape, other["ids"].dtype) == ((5, 7), torch.int64)
-    assert in_shapes(kept, ((5, 7),)) is in_shapes(kept, ((5,), (5,))) is None
-    assert shapes_alone((tensor, nn.Linear(2, 2))) == ()
+    assert (name, other["scale"]) == ("__call__", 2.0)
+    assert in_shapes(call, ((5, 7),)) is in_shapes(call, ((5,), (5,))) is in_shapes((), ()) is None
+    hides = kept_call(nn.Identity(), (tensor, nn.Linear(2, 2)), {}, (tensor, nn.Linear(2, 2)))
+    assert in_shapes(hides, (tuple(tensor.shape),)) is None
 
 
 def test_out_of_memory_outside_of_every_step_is_said_and_another_error_is_not(
