@@ -34,7 +34,7 @@ help:
 	@echo "make bench-counting  what counting costs, beside the peers"
 	@echo "make bench-zoo  hundreds of architectures of transformers and timm beside an oracle of their Python calls"
 	@echo "make bench-time  whether reported times are those of an unprofiled run, and what timing and tracing cost"
-	@echo "make bench-memory  predicted peak memory beside the CPU allocator's, and torch's MemTracker"
+	@echo "make bench-memory  predicted peak memory beside the CPU allocator's, torch's MemTracker and gpu-estimator"
 	@echo "make bench-plan  the floor of a plan beside the step that it is the floor of"
 	@echo "make bench-advice  whether the first advice names what is planted in small programs, and what obeying it saves"
 	@echo "make bench-loops  loops as people write them, each beside its own account of samples, steps, seconds and FLOPs"
@@ -272,8 +272,8 @@ bench-foreign-traces: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.foreign_traces --folder "$(TRACES)"
 
 # Takes some ten minutes; ONLY=GPT2 takes some of the programs, and prints their table.
-bench-memory: $(VENV)/.installed-dev
-	$(RUN) -m benchmarks.memory $(if $(ONLY),--only '$(ONLY)')
+bench-memory: $(BENCH_VENV)/.installed-bench
+	$(BENCH_VENV)/bin/python -m benchmarks.memory $(if $(ONLY),--only '$(ONLY)')
 
 # Takes some two minutes on a machine that does nothing else.
 bench-plan: $(VENV)/.installed-dev

@@ -1,4 +1,4 @@
-"""Predicted peak memory beside the CPU allocator's own events, and what torch's MemTracker makes of the same programs.
+"""Predicted peak memory beside the CPU allocator's own events, and what torch's MemTracker and gpu-estimator say of it.
 
 ``make bench-memory`` writes this. Each program makes two training steps in a process of its own, while torch.profiler
 records every allocation; the predictions come from ``predict_memory`` on the same model, batch and optimizer. A program
@@ -9,7 +9,10 @@ one operator that has a kernel (scratch and reordered weights of the CPU's convo
 workspace that its LSTM keeps for the backward. *Without kernels' own* is the peak of all other events.
 
 *Largest batch* is the one that three times the peak hold, beside what bisection finds by running every size that it
-tries. MemTracker follows the same two steps on fake tensors.
+tries. MemTracker follows the same two steps on fake tensors. gpu-estimator is a package on PyPI "for estimating GPU
+memory requirements": it is told the parameters, batch, length of a sequence, dtype, optimizer, and whether
+blocks are checkpointed, and its four parts are added up, without the fifth that it adds for frameworks. It is n/a of
+images, of optimizers that it does not know, and where parameters are frozen, of which it cannot be told.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -58,6 +62,7 @@ class Row:
     predicted: int
     allocator: Allocator
     tracker: int | None  # None: MemTracker raises
+    estimate: int | None  # of gpu-estimator; None: n/a
     largest: tuple[int, int]  # predicted, and by bisection
 
 
@@ -188,6 +193,29 @@ def tracked(program: Program) -> int:
     return max(int(sizes["Total"]) for sizes in tracker.get_tracker_snapshot("peak").values())
 
 
+def estimated(program: Program) -> int | None:
+    """What gpu-estimator says; None: it does not know such programs."""
+    model, first = program.model(), program.batch(program.size)[0]
+    parameters, optimizer = list(model.parameters()), type(program.optimizer(model)).__name__
+    is_known = optimizer in ("AdamW", "SGD") and all(one.requires_grad for one in parameters)
+    if not is_known or first.ndim == 4:
+        return None
+    result = (
+        import_module("gpu_estimator")
+        .GPUEstimator()
+        .estimate(
+            sum(one.numel() for one in parameters),
+            batch_size=program.size,
+            sequence_length=1 if first.is_floating_point() and first.ndim == 2 else first.shape[1],
+            precision="bf16" if parameters[0].dtype is torch.bfloat16 else "fp32",
+            optimizer=optimizer.lower(),
+            gradient_checkpointing="checkpointed" in program.name,
+        )
+    )
+    parts = (getattr(result, f"{name}_memory_gb") for name in ("model", "optimizer", "gradient", "activation"))
+    return int(sum(parts) * 2**30)
+
+
 def row_of(program: Program) -> Row:
     """The program's row; all that it needs in one process, but for MemTracker, which may crash."""
     torch.manual_seed(0)
@@ -199,13 +227,18 @@ def row_of(program: Program) -> Row:
         raise RuntimeError(f"{program.name}: {allocator.words} {allocator.traceback}")
     tracker = answer_of(lambda: tracked(program), timeout_sec=TIMEOUT_SEC).value
     return Row(
-        name=program.name, predicted=found.peak_bytes, allocator=allocator.value, tracker=tracker, largest=largest
+        name=program.name,
+        predicted=found.peak_bytes,
+        allocator=allocator.value,
+        tracker=tracker,
+        estimate=estimated(program),
+        largest=largest,
     )
 
 
-def _differs(found: int | None, truth: int) -> str:
+def _differs(found: int | None, truth: int, otherwise: str = "") -> str:
     if found is None:
-        return "raises"
+        return otherwise
     return "exact" if found == truth else f"{100 * (found / truth - 1):+.3f}%"
 
 
@@ -220,7 +253,8 @@ def page_lines(rows: list[Row]) -> list[str]:
             _differs(row.predicted, row.allocator.without_kernels),
             ", ".join(name.removeprefix("aten::") for name in row.allocator.kernels[:2]),
             f"{row.largest[0]:,}" + ("" if row.largest[0] == row.largest[1] else f" ({row.largest[1]:,})"),
-            _differs(row.tracker, row.allocator.peak),
+            _differs(row.tracker, row.allocator.peak, "raises"),
+            _differs(row.estimate, row.allocator.peak, "n/a"),
         ]
         for row in rows
     ]
@@ -232,13 +266,15 @@ def page_lines(rows: list[Row]) -> list[str]:
     whole = [(row.predicted, row.allocator.peak) for row in rows]
     own = [(row.predicted, row.allocator.without_kernels) for row in rows]
     trackers = [(row.tracker, row.allocator.peak) for row in rows if row.tracker is not None]
+    estimates = [(row.estimate, row.allocator.peak) for row in rows if row.estimate is not None]
     return [
-        *table([*head, ">largest batch", ">MemTracker"], cells),
+        *table([*head, ">largest batch", ">MemTracker", ">gpu-estimator"], cells),
         f"""
 Of {len(rows)} programs, the prediction is within 0.5% of the allocator's peak on {within(CLOSE, whole)}, and on
 {within(CLOSE, own)} without what is a kernel's own; within 5% on {within(NEAR, whole)} and {within(NEAR, own)}. The
 largest batch is that of bisection on {sum(row.largest[0] == row.largest[1] for row in rows)}. MemTracker is within
 0.5% on {within(CLOSE, trackers)}, within 5% on {within(NEAR, trackers)}, and raises on {len(rows) - len(trackers)}.
+gpu-estimator is within 5% on {within(NEAR, estimates)} of {len(estimates)}.
 """,
     ]
 
@@ -256,7 +292,7 @@ def main() -> None:
     if options.only:
         logger.info("%s", "\n".join(lines))
     else:
-        write_page(options.output, [*described(__doc__, "torch", "transformers", code=code), *lines])
+        write_page(options.output, [*described(__doc__, "torch", "transformers", "gpu-estimator", code=code), *lines])
 
 
 if __name__ == "__main__":

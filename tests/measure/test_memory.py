@@ -15,6 +15,7 @@ from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.memory import MemoryReading, MemoryWatch, memory_reader
 from lightning_flops.records import StepRecord, StepSignature, StepTensors
+from lightning_flops.report.text import render_text
 from tests.results import profile_of
 
 
@@ -169,6 +170,29 @@ def test_the_peak_of_a_followed_step_is_the_allocators_and_the_prediction(rows: 
     kept = {one.name: one.kept_bytes for one in report.modules}
     assert {name: kept[name] for name in "123"} == dict.fromkeys("123", 4 * rows * 256)
     assert predicted.peak_bytes == pytest.approx(report.peak_bytes, abs=16)  # the loss's labels are a batch's, too
+
+
+def test_a_run_has_activations_by_module_and_kind_at_the_peak_beside_what_the_process_held() -> None:
+    """By hand: the backward of the second layer makes the gradient of what the first one's ReLU has put out."""
+    model = nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 4))
+    optimizer, hidden = torch.optim.SGD(model.parameters()), 4 * 4096 * 512
+    with profile_training(model, optimizer, profile_step=1, timing_steps=1, trace=False) as profiler:
+        for _ in range(8):
+            model(torch.randn(4096, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    profile = profile_of(profiler)
+    memory, tensors = profile.memory, profile.tensors
+    assert memory is not None and tensors is not None
+    assert (tensors.when.part, tensors.when.module) == ("backward", "1")
+    kinds, modules = tensors.at_peak, {one.name: one for one in tensors.modules}
+    assert (modules["1"].kept_bytes, modules["1"].peak_bytes) == (hidden, 2 * hidden)
+    assert modules["2"].peak_bytes == hidden  # the gradient of what the ReLU has put out
+    assert kinds["activations"] >= hidden and kinds["temporary"] >= 2 * hidden
+    assert sum(kinds.values()) == tensors.peak_bytes
+    text = render_text(profile)
+    assert "peak resident, of this process so far" in text and "Of tensors: Peak " in text
+    assert "kept for backward" in text
 
 
 def test_the_batch_that_fits_is_what_a_followed_step_has_room_for() -> None:
