@@ -81,7 +81,12 @@ def _by_pattern(modules: Sequence[ModuleMemory]) -> list[tuple[str, int, int, in
         above, dot, last = one.name.rpartition(".")
         rows[_pattern(one.name) if one.name in around else _pattern(above) + dot + last].append(one)
     summed = [
-        (_name(name), len(some), sum(one.kept_bytes for one in some), sum(one.peak_bytes for one in some))
+        (
+            _name(name if len(some) > 1 else some[0].name),
+            len(some),
+            sum(one.kept_bytes for one in some),
+            sum(one.peak_bytes for one in some),
+        )
         for name, some in rows.items()
     ]
     return sorted(summed, key=lambda row: (-row[2], -row[3]))

@@ -190,7 +190,7 @@ def test_a_run_has_activations_by_module_and_kind_at_the_peak_beside_what_the_pr
     assert modules["2"].peak_bytes == hidden  # the gradient of what the ReLU has put out
     assert kinds["activations"] >= hidden and kinds["temporary"] >= 2 * hidden
     assert sum(kinds.values()) == tensors.peak_bytes
-    text = render_text(profile)
+    text = render_text(profile, detailed=True)
     assert "peak resident, of this process so far" in text and "Of tensors: Peak " in text
     assert "kept for backward" in text
 
