@@ -62,8 +62,11 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
-#: What is done with one step after the other: each is sent in when it is over, and brings what is done with the next.
-_Life = Generator[Phase, RunningStep, None]
+#: What is done with one step, and what takes its parts; None: nothing asks for them.
+_Plan = tuple[Phase, Parts | None]
+
+#: The plan of one step after the other: each step is sent in when it is over, and brings the plan of the next.
+_Life = Generator[_Plan, RunningStep, None]
 
 
 def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
@@ -120,7 +123,8 @@ class Recorder:
         self._memory = memory
         self._settle_steps = min(settle_steps, timing_steps)
         self.state = Phase.WAITING
-        self._life: _Life | None = None  # decides the state
+        self.parts: Parts | None = None  # takes the parts of the running step; None: nothing asks for them
+        self._life: _Life | None = None  # decides both
         self._step = RunningStep()
         self._ended: RunningStep | None = None  # a step that is over, until its last batch's scope is left
         self._steps_done = self._profile_step = 0
@@ -139,15 +143,6 @@ class Recorder:
         return self.state in (Phase.COUNTING, Phase.SAMPLING)
 
     @property
-    def parts(self) -> Parts | None:
-        """Takes the parts of the running step; None: nothing asks for them."""
-        if self.counting:
-            return self._counter
-        if self.state in (Phase.TIMING, Phase.PLAIN):
-            return self._timer
-        return self._traces.tracer if self.tracing else self._lines.timer if self.state is Phase.LINES else None
-
-    @property
     def marking(self) -> bool:
         """Whether all parts of the running step must be marked."""
         return self.state is not Phase.PLAIN and self.parts is not None
@@ -155,7 +150,7 @@ class Recorder:
     @property
     def tracing(self) -> bool:
         """Whether the running step is traced, or is the warm-up for it; its time is then not usable."""
-        return self.state is Phase.TRACING and not self._traces.waits
+        return self.state is Phase.TRACING and self.parts is not None
 
     @property
     def sampling_lines(self) -> bool:
@@ -189,7 +184,7 @@ class Recorder:
 
     def _begin(self, counter: PartCounter, life: _Life, steps_done: int) -> None:
         self._counter, self._life, self._steps_done = counter, life, steps_done
-        self.state = next(life)
+        self.state, self.parts = next(life)
 
     def _part_counter(self, memory: MemoryWatch | None = None) -> PartCounter:
         counter = PartCounter(self._new_counter(self._root), memory)
@@ -265,15 +260,15 @@ class Recorder:
         if step is not None and self._life is not None and self.state is not Phase.WAITING:
             step.index = self._steps_done
             self._steps_done += 1
-            phase = self._life.send(step)
-            self.state = Phase.CLOSED if self.closed else phase
+            plan = self._life.send(step)
+            self.state, self.parts = (Phase.CLOSED, None) if self.closed else plan
 
     # ---- what is done with one step after the other
 
     def _sampled(self, counter: PartCounter) -> _Life:
-        yield Phase.SAMPLING
+        yield Phase.SAMPLING, counter
         self._tell_counted(counter.step_ends())
-        yield Phase.WAITING
+        yield Phase.WAITING, None
 
     def _window(self, counter: PartCounter) -> _Life:
         first = yield from self._count(counter)
@@ -287,16 +282,16 @@ class Recorder:
         flops = counter.flops
         calls = sum(cell.calls for cell in flops.cells) + sum(one.calls for one in flops.uncounted.values())
         for _ in self._traces.steps(measured.is_comparable, operators=calls // len(measured.counted)):
-            step = yield Phase.TRACING
+            step = yield Phase.TRACING, None if self._traces.waits else self._traces.tracer
             self._traces.step_ends(step.record().signature)
         self._lines.begin()
         while not self._lines.over:
-            yield Phase.LINES
+            yield Phase.LINES, self._lines.timer
             self._lines.step_ends()
-        yield Phase.CLOSED
+        yield Phase.CLOSED, None
 
-    def _count(self, counter: PartCounter) -> Generator[Phase, RunningStep, StepRecord]:
-        step = yield Phase.COUNTING
+    def _count(self, counter: PartCounter) -> Generator[_Plan, RunningStep, StepRecord]:
+        step = yield Phase.COUNTING, counter
         counted = counter.step_ends()
         self._tell_counted(counted)
         return replace(step.record(), flops=counted.by_phase)
@@ -304,7 +299,7 @@ class Recorder:
     def _settle_and_time(self, measured: Measured, timer: PhaseTimer) -> _Life:
         settled, matches, plain_matches = 0, 0, 0
         while settled < self._settle_steps or not self._may_time(self._steps_done):
-            yield Phase.SETTLING
+            yield Phase.SETTLING, None
             settled += 1
         timer.begin()
         # Steps that run by phases would show none of these between two stamps alone.
@@ -329,9 +324,9 @@ class Recorder:
 
     def _time(
         self, phase: Phase, timer: PhaseTimer, steps: list[TimedStep]
-    ) -> Generator[Phase, RunningStep, StepSignature]:
+    ) -> Generator[_Plan, RunningStep, StepSignature]:
         """Add the next step to *steps*."""
-        step = yield phase
+        step = yield phase, timer
         marks = timer.cut()
         steps.append((step.record(), marks))
         return steps[-1][0].signature
@@ -340,7 +335,7 @@ class Recorder:
 
     def abandon(self) -> None:
         """Remove everything of this window from torch, in any phase, also what is left when something raises here."""
-        self.state, self._life = Phase.CLOSED, None
+        self.state, self.parts, self._life = Phase.CLOSED, None, None
         self._undo.close()
 
     def close(self, *, context: RunContext) -> WindowRecord | None:

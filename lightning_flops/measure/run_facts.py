@@ -77,26 +77,20 @@ def _optimizer_facts(optimizer: Any, device: torch.device) -> OptimizerFacts:
         return OptimizerFacts(type_name=type(inner).__name__)
     # What holds for the first group of parameters holds for the others, as far as we know.
     group = {**inner.defaults, **next(iter(inner.param_groups), {})}
-    settled = {
-        "fused": group.get("fused"),
-        "": "foreach" not in group,
-        "tensor by tensor": group.get("differentiable"),
-    }
-    if any(settled.values()):
-        updates = next(way for way, holds in settled.items() if holds)
-        return OptimizerFacts(type_name=type(inner).__name__, updates=updates)
-    # By default torch takes foreach on a GPU alone. On a CPU it updates tensor by tensor all the same.
-    on_cuda = device.type == "cuda"
-    in_lists = on_cuda and group["foreach"] in (None, True)
-    ways = {
+    on_cuda, foreach = device.type == "cuda", group.get("foreach")
+    ways = [
+        ("fused", group.get("fused")),
+        ("", "foreach" not in group),
+        ("tensor by tensor", group.get("differentiable")),
+        # By default torch takes foreach on a GPU alone. On a CPU it updates tensor by tensor all the same.
+        ("foreach", on_cuda and foreach in (None, True)),
+        ("tensor by tensor", True),
+    ]
+    chosen = next(place for place, (_, holds) in enumerate(ways) if holds)
+    helps = {
         # On a device of which torch's docs say nothing, nothing is faster.
-        "fused": device.type == "cpu" or (on_cuda and not isinstance(inner, torch.optim.Adagrad)),
-        "foreach": on_cuda and not in_lists,
+        "fused": (device.type == "cpu" and not foreach) or (on_cuda and not isinstance(inner, torch.optim.Adagrad)),
+        "foreach": on_cuda and chosen == len(ways) - 1,
     }
-    if group["foreach"] and not on_cuda:
-        ways = {}
-    return OptimizerFacts(
-        type_name=type(inner).__name__,
-        updates="foreach" if in_lists else "tensor by tensor",
-        faster_with=tuple(f"{name}=True" for name, helps in ways.items() if helps and name in inner.defaults),
-    )
+    faster = [f"{name}=True" for name, helped in helps.items() if helped and name in inner.defaults and chosen > 2]
+    return OptimizerFacts(type_name=type(inner).__name__, updates=ways[chosen][0], faster_with=tuple(faster))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import io
 import math
 import re
 import struct
@@ -394,18 +395,13 @@ def load_trace(path: str | PathLike[str]) -> Trace:
 
 
 def _opened(source: str, stack: ExitStack) -> IO[bytes]:
-    if "://" in source or "::" in source:
-        try:
-            stream = stack.enter_context(importlib.import_module("fsspec").open(source, "rb"))
-        except (ImportError, ValueError) as error:  # an unknown protocol, or its package is missing
-            raise TraceFormatError(f"{source}: cannot be opened: {error}") from error
-        begin = stream.read(2)
-        stream.seek(0)
-    else:
-        stream = stack.enter_context(open(source, "rb"))  # noqa: SIM115 - the stack closes it
-        begin = stream.peek(2)[:2]
-    if begin != b"\x1f\x8b":
-        return cast("IO[bytes]", stream)
+    try:
+        opens = importlib.import_module("fsspec" if "://" in source or "::" in source else "io").open
+        stream = stack.enter_context(io.BufferedReader(stack.enter_context(opens(source, "rb"))))
+    except (ImportError, ValueError) as error:  # an unknown protocol, or its package is missing
+        raise TraceFormatError(f"{source}: cannot be opened: {error}") from error
+    if stream.peek(2)[:2] != b"\x1f\x8b":
+        return stream
     # isal unpacks several times as fast where it is installed.
     unpacks = importlib.import_module("isal.igzip") if importlib.util.find_spec("isal") else gzip
     return cast("IO[bytes]", unpacks.open(stream, "rb"))
@@ -426,13 +422,12 @@ def _event_lists(stream: IO[bytes], metadata: dict[str, Any]) -> Iterator[list[E
                 DECODER.decode(b"[" + _mended(text.strip().removeprefix(b",")))  # says what is wrong with it
                 raise ValueError("an event is longer than a trace has them")
             text += more
-    if head:
-        text = (text + stream.read(_LONGEST_BYTES)).strip().removeprefix(b",")
-        metadata |= _members(head.rstrip().rstrip(b",") + b"}") | _members(b"{" + text)
+    if head != b"[":
+        metadata |= _members(head + b"]" + text + stream.read(_LONGEST_BYTES))
 
 
 def _head(stream: IO[bytes]) -> tuple[bytes, bytes]:
-    """What stands before the list of events, nothing where that is all of the file; and its begin, as far as read."""
+    """What stands before the first event, with the list's bracket; and what follows, as far as read."""
     text = stream.read(BLOCK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     while (found := _EVENTS.search(text)) is None:
         more = stream.read(len(text))
@@ -441,7 +436,7 @@ def _head(stream: IO[bytes]) -> tuple[bytes, bytes]:
                 _members(text)  # says what is wrong with it
             raise ValueError('a JSON object without a list "traceEvents"' if text else "the file is empty")
         text += more
-    return text[: found.start()], text[found.end() :]
+    return text[: found.end()], text[found.end() :]
 
 
 def _decoded(text: bytes, mend: Callable[[memoryview], Any] = memoryview) -> tuple[list[Event], bytes, bool] | None:

@@ -287,19 +287,14 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
         kinds = (("kernel time", kernel_us, 0.0), ("data_wait", wait_us, 0.0), (_UNMARKED, rest_us, exposed_us or 0.0))
         return tuple(TracedPart(name=name, wall_sec=us / 1e6, exposed_sec=of / 1e6) for name, us, of in kinds if us)
     # Of each part in each step what is no communication that nothing hides.
-    (names, step, spent), count = _spent(trace, ()), len(steps_of(trace))
-    order, part = intervals.numbered(names)
-    own = spent.sum(axis=0) - spent[_FILLINGS.index("communication_ns")]
-    of_steps = intervals.sums_by(part * count + step, own, len(order) * count).reshape(len(order), count)
-    own_ns = dict(zip(order, of_steps.tolist(), strict=True))
-    return tuple(
-        TracedPart(
-            name=name,
-            wall_sec=sum(astuple(one)) / NS_PER_SEC,
-            exposed_sec=one.communication_ns / NS_PER_SEC,
-            own_steps_sec=tuple(ns / NS_PER_SEC for ns in own_ns[name]),
-        )
-        for name, one in parts.items()
+    _, spent = _spent(trace, ())
+    own_sec = (spent.sum(axis=0) - spent[_FILLINGS.index("communication_ns")]) / NS_PER_SEC
+    return intervals.table(
+        TracedPart,
+        name=parts,
+        wall_sec=[sum(astuple(one)) / NS_PER_SEC for one in parts.values()],
+        exposed_sec=[one.communication_ns / NS_PER_SEC for one in parts.values()],
+        own_steps_sec=map(tuple, own_sec.tolist()),
     )
 
 
@@ -319,11 +314,10 @@ def _pieces(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -
 
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, PartFilling]:
     """What filled each part of the steps, mean over these; *counted* operators, as ``aten.mm``, are matmul-like."""
-    names, _, spent = _spent(trace, counted)
-    parts, part = intervals.numbered(names)
-    sums = [intervals.sums_by(part, values, len(parts)) for values in spent]
+    parts, spent = _spent(trace, counted)
     # Rounded as running sums, so that the means add up to the part's as well.
-    means = np.diff(np.rint(np.cumsum(sums, axis=0) / len(steps_of(trace))).astype(np.int64), axis=0, prepend=0)
+    sums = np.cumsum(spent.sum(axis=2), axis=0) / len(steps_of(trace))
+    means = np.diff(np.rint(sums).astype(np.int64), axis=0, prepend=0)
     columns = dict(zip(_FILLINGS, means.tolist(), strict=True))
     return dict(zip(parts, intervals.table(PartFilling, **columns), strict=True))
 
@@ -331,8 +325,8 @@ def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, Pa
 _FILLINGS = [one.name for one in fields(PartFilling)]
 
 
-def _spent(trace: Trace, counted: Collection[str]) -> tuple[list[str], Ints, Ints]:
-    """The parts that the steps are cut into: their names, the place of their steps, and what filled each (a row)."""
+def _spent(trace: Trace, counted: Collection[str]) -> tuple[list[str], Ints]:
+    """The parts that the steps are cut into; and what of each filling, in each part (a row), each step has."""
     (names, cuts, _), steps, (launched, rows) = _pieces(trace), steps_of(trace), launches_of(trace)
     # Boundaries are moved, as ``step_parts`` says, to when what was launched before them is done.
     computes = ~trace.is_collective[rows]
@@ -342,7 +336,12 @@ def _spent(trace: Trace, counted: Collection[str]) -> tuple[list[str], Ints, Int
     first, last, begins = steps.start_ns[step], steps.end_ns[step], np.append(True, step[1:] != step[:-1])
     starts = np.where(begins, first, np.clip(moved, first, last))
     ends = np.where(np.append(begins[1:], True), last, np.append(starts[1:], 0))
-    return names, step, _shares(_fillings(trace, {name.replace(".", "::", 1) for name in counted}), starts, ends)
+    spent = _shares(_fillings(trace, {name.replace(".", "::", 1) for name in counted}), starts, ends)
+    parts, part = intervals.numbered(names)
+    found = np.zeros((len(spent), len(parts), len(steps)), dtype=np.int64)
+    for filling, ns in zip(found, spent, strict=True):
+        np.add.at(filling, (part, step), ns)
+    return parts, found
 
 
 def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Intervals, Intervals, Intervals]:

@@ -237,9 +237,8 @@ class ModuleTimer:
     """
 
     def __init__(self, root: nn.Module, clock: WallClock | None) -> None:
-        self._clock = clock
+        self._clock, self._is_timed = clock or WallClock(), clock is not None
         self._names = ModuleNames(root)
-        self._failed = False
         self._thread = threading.get_ident()
         self._running: list[tuple[nn.Module | None, str]] = []  # the forwards that are running, by module and name
         self._stamps: list[tuple[Any, str | None]] = []  # stamps, each with the name of the module that runs from there
@@ -269,7 +268,7 @@ class ModuleTimer:
 
     def seconds(self) -> dict[str, float] | None:
         """Own seconds of each module so far, by name; None if we cannot time the device, or if timing failed."""
-        if self._clock is None or self._failed:
+        if not self._is_timed:
             return None
         self._clock.settle()
         own_sec: dict[str, float] = {}
@@ -278,12 +277,9 @@ class ModuleTimer:
                 own_sec[name] = own_sec.get(name, 0.0) + self._clock.seconds_between(start, end)
         return own_sec
 
-    def _stamp(self) -> Any:
-        return None if self._clock is None else self._clock.stamp()
-
     def _goes_on(self) -> None:
         """From here on the innermost of the forwards that are running has the time."""
-        self._stamps.append((self._stamp(), self._running[-1][1] if self._running else None))
+        self._stamps.append((self._clock.stamp(), self._running[-1][1] if self._running else None))
 
     def _end_all(self) -> None:
         if self._running:
@@ -294,7 +290,7 @@ class ModuleTimer:
         return threading.get_ident() != self._thread or graph_task_id() != NO_GRAPH_TASK
 
     def _on_enter(self, module: nn.Module, args: Any) -> None:
-        begun, running = self._stamp(), self._running
+        begun, running = self._clock.stamp(), self._running
         if self._is_elsewhere() or (name := self._names.name_for(module, running[-1][1] if running else "")) is None:
             return
         self.outermost_calls += not running
@@ -303,7 +299,7 @@ class ModuleTimer:
         self._goes_on()
 
     def _on_leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        begun, running = self._stamp(), self._running
+        begun, running = self._clock.stamp(), self._running
         depth = next((place for place in reversed(range(len(running))) if running[place][0] is module), None)
         if depth is None or self._is_elsewhere():
             return
@@ -312,6 +308,6 @@ class ModuleTimer:
         self._goes_on()
 
     def _fail(self, error: Exception) -> None:
-        if not self._failed:
-            self._failed = True
+        if self._is_timed:
+            self._is_timed = False
             logger.warning("modules could not be timed; their latency is n/a: %s", words_of(error), exc_info=error)
