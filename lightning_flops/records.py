@@ -451,7 +451,7 @@ NO_TOKENS = BatchTokens(0, 0, 0)
 UNKNOWN_TOKENS = BatchTokens(None, None, None)  # of a batch that does not show them
 
 
-@dataclass(slots=True, kw_only=True)  # the run adds each batch to it
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTotals:
     """What batches took on one rank, of a whole run or since a reading; those that counting slowed down left out."""
 

@@ -100,7 +100,7 @@ class Run:
             if (
                 not self.adapter.facts.ends_when_dropped
             ):  # there with its first forward: what counts would keep the model alive
-                window.sample(steps_done=self.steps_done)
+                window.recorder.sample(steps_done=self.steps_done)
         if not window.is_idle:
             self._follow()
 
@@ -111,7 +111,7 @@ class Run:
             return
         wants = throughput.step.random or throughput.flops.wants(shapes, tokens)
         if throughput.counts_steps and wants and not profiler_is_recording():
-            window.sample(steps_done=self.steps_done)
+            window.recorder.sample(steps_done=self.steps_done)
             self._follow()
 
     def _follow(self) -> None:
@@ -262,7 +262,7 @@ class Run:
         else:
             words = f"the {context.run_word} ended in the middle of {context.step_word} {window.step}"
             delivery.warn(f"nothing was profiled: {words}")
-        self._await_window(self.throughput.config.next_profile_step(steps_done=self.steps_done), window.heat)
+        self._await_window(self.throughput.config.next_profile_step(steps_done=self.steps_done), window.processors.heat)
 
     def finish(self, *, interrupted_by: BaseException | None = None, waits: bool = True) -> None:
         """The run is over, or was *interrupted_by* something: report what was measured, and remove everything.

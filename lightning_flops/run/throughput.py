@@ -7,7 +7,7 @@ neither is what belongs to no step, such as a validation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,13 +34,9 @@ _MOST_STRETCHES = 64
 Batch = tuple[Any, Shapes, BatchTokens | None]  # what the loop gave the model, its shapes, its tokens
 
 
-def _with(value: float | None, others: Extremes | None, *, of: int = 1) -> Extremes | None:
-    """The extremes of *others*, if there are any, and of the mean of so many values whose sum is *value*, if known."""
-    if value is None:
-        return others
-    mean = value / of
-    number, total, least, greatest = others or (0, 0.0, mean, mean)
-    return Extremes(number + of, total + value, min(mean, least), max(mean, greatest))
+def _extremes(value: float | None, *, of: int = 1) -> Extremes | None:
+    """Those of so many values that are alike, whose sum is *value*, if that is known."""
+    return None if value is None else Extremes(of, value, value / of, value / of)
 
 
 def _both(one: Extremes | None, other: Extremes | None) -> Extremes | None:
@@ -49,6 +45,18 @@ def _both(one: Extremes | None, other: Extremes | None) -> Extremes | None:
         return one or other
     least, greatest = min(one.least, other.least), max(one.greatest, other.greatest)
     return Extremes(one.number + other.number, one.total + other.total, least, greatest)
+
+
+def _together(one: BatchTotals, other: BatchTotals) -> BatchTotals:
+    """The batches of *one* and of the *other*, without stretches."""
+    return BatchTotals(
+        batches=one.batches + other.batches,
+        seconds=_both(one.seconds, other.seconds),
+        reader_sec=_both(one.reader_sec, other.reader_sec),
+        samples=None if one.samples is None or other.samples is None else one.samples + other.samples,
+        samples_per_sec=_both(one.samples_per_sec, other.samples_per_sec),
+        tokens=one.tokens.plus(other.tokens),
+    )
 
 
 @dataclass(slots=True)
@@ -146,13 +154,16 @@ class Monitor:
         if profiled:
             self._profiled_tokens = self._profiled_tokens.plus(tokens)
         else:
-            sums, rate = self._reading, samples / seconds if samples is not None and seconds > 0 else None
-            sums.batches += batches
-            sums.seconds = _with(seconds, sums.seconds, of=batches)
-            sums.reader_sec = _with(wait, sums.reader_sec, of=batches)
-            sums.samples = None if samples is None or sums.samples is None else sums.samples + samples
-            sums.samples_per_sec = _with(rate, sums.samples_per_sec)
-            sums.tokens = sums.tokens.plus(tokens)
+            rate = samples / seconds if samples is not None and seconds > 0 else None
+            these = BatchTotals(
+                batches=batches,
+                seconds=_extremes(seconds, of=batches),
+                reader_sec=_extremes(wait, of=batches),
+                samples=samples,
+                samples_per_sec=_extremes(rate),
+                tokens=NO_TOKENS.plus(tokens),
+            )
+            self._reading = _together(self._reading, these)
             for _ in range(batches):
                 self._stretches.add(seconds / batches, (wait or 0.0) / batches)
         seconds += self._step_sec
@@ -166,16 +177,7 @@ class Monitor:
 
     def totals(self) -> BatchTotals:
         """All unprofiled batches of the run."""
-        one, other = self._read, self._reading
-        return BatchTotals(
-            batches=one.batches + other.batches,
-            seconds=_both(one.seconds, other.seconds),
-            reader_sec=_both(one.reader_sec, other.reader_sec),
-            samples=None if one.samples is None or other.samples is None else one.samples + other.samples,
-            samples_per_sec=_both(one.samples_per_sec, other.samples_per_sec),
-            tokens=one.tokens.plus(other.tokens),
-            stretches_sec=self._stretches.means(),
-        )
+        return replace(_together(self._read, self._reading), stretches_sec=self._stretches.means())
 
     @property
     def all_tokens(self) -> BatchTokens:

@@ -32,29 +32,26 @@ class Window:
     recorder: Recorder
     memory: MemoryWatch
     processors: ProcessorWatch
-    heat: Heat
     is_open: bool = False
     micro_batch_size: int | None = None
     fetches: int = 0  # seen since the window was made
     scope: Undo | None = None  # of the running batch, if it is counted or traced
     marks: Undo | None = None  # of the parts of a step, where they are needed
     parts: Parts | None = None  # takes those of the running step; None: nothing asks for them
-    is_idle: bool = True  # nothing of a step is measured, and nothing is in place for that
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of a step is measured, and nothing is in place for that."""
+        return self.recorder.state is Phase.WAITING and self.marks is None
 
     def open(self, *, steps_done: int) -> None:
         """The step that begins now is the one to count."""
         self.recorder.open(steps_done=steps_done)
-        self.is_open, self.is_idle = True, False
-
-    def sample(self, *, steps_done: int) -> None:
-        """The step that begins now is counted, outside of the window."""
-        self.recorder.sample(steps_done=steps_done)
-        self.is_idle = False
+        self.is_open = True
 
     def follow(self, mark_parts: Callable[[Undo], None], *, outside: bool) -> None:
         """Have in place what the next batch needs: *mark_parts*, a scope unless it is *outside* of steps, watches."""
         recorder = self.recorder
-        self.is_idle = recorder.state is Phase.WAITING and not self.is_open
         self.processors.follow(timed=recorder.state is Phase.TIMING)
         if not recorder.marking:
             self.unmark()
@@ -167,4 +164,4 @@ def new_window(
         counted=counted,
         may_time=partial(may_time, step or 0),
     )
-    return Window(step, recorder, memory, ProcessorWatch(heat=heat), heat)
+    return Window(step, recorder, memory, ProcessorWatch(heat=heat))

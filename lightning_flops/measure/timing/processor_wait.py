@@ -86,7 +86,7 @@ class ProcessorWatch:
         processor_sec: Callable[[], float] = host_clock.processor_sec,
         heat: Heat = lambda: None,
     ) -> None:
-        self._read, self._now, self._processor_sec, self._heat = read, now, processor_sec, heat
+        self._read, self._now, self._processor_sec, self.heat = read, now, processor_sec, heat
         self._readings: list[float] = []
         self._began: tuple[float, Counters, float | None] | None = None
         self._loss: ProcessorLoss | None = None
@@ -94,12 +94,12 @@ class ProcessorWatch:
     def follow(self, *, timed: bool) -> None:
         """Call this before every batch, to say whether it is timed."""
         if timed and self._began is None:
-            self._began, self._readings = (self._now(), self._read(), self._heat()), []
+            self._began, self._readings = (self._now(), self._read(), self.heat()), []
         if self._began is not None:
             self._readings.append(self._processor_sec())
         if not timed and self._began is not None:
             (since, before, heat), self._began = self._began, None
-            after, seconds = self._heat(), self._now() - since
+            after, seconds = self.heat(), self._now() - since
             batches = [after - before for before, after in itertools.pairwise(self._readings)]
             heated = None if heat is None or after is None or not seconds else min(1.0, (after - heat) / seconds)
             self._loss = _lost(before, self._read(), seconds=seconds, batches_sec=batches, heat_share=heated)
