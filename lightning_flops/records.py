@@ -216,7 +216,19 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunContext:
+class ParallelSizes:
+    """Ranks along each way to share the work: ``world_size`` = dp x tp x pp x cp x sp; experts divide dp once more."""
+
+    dp_size: int = 1  #: Ranks that see different data.
+    tp_size: int = 1  #: Ranks that share each layer (tensor parallel).
+    pp_size: int = 1  #: Stages of the pipeline.
+    cp_size: int = 1  #: Ranks that share each sequence (context parallel).
+    sp_size: int = 1  #: Ranks that hold different parts of the same sequences (Ulysses).
+    ep_size: int = 1  #: Ranks that hold different experts, of the layer that spreads its experts most.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext(ParallelSizes):
     """Where a profile was taken."""
 
     framework: str  #: ``lightning.pytorch``, ``pytorch_lightning``, ``transformers``, ``deepspeed`` or ``torch``.
@@ -228,14 +240,8 @@ class RunContext:
     host: str = ""  #: Name of the machine; empty if it was not read.
     rank: int = 0  #: Of the process whose profile this is.
     world_size: int = 1  #: Ranks of the run.
-    dp_size: int = 1  #: Ranks that see different data.
-    tp_size: int = 1  #: Ranks that share each layer (tensor parallel).
-    pp_size: int = 1  #: Stages of the pipeline.
     #: This rank's stage of the pipeline, the first being 0; counts, times and parameters are those of the stage.
     pp_rank: int = 0
-    cp_size: int = 1  #: Ranks that share each sequence (context parallel).
-    sp_size: int = 1  #: Ranks that hold different parts of the same sequences (Ulysses).
-    ep_size: int = 1  #: Ranks that hold different experts; they divide the dp_size.
     micro_batch_size: int | None = None  #: Samples of one batch on this rank; None if not known.
     accumulate: int = 1  #: Batches whose gradients make one update.
     strategy: str = ""  #: The framework's class that spreads the work; empty without one.
@@ -308,21 +314,28 @@ class TracedStepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineRecord:
-    """One line of the user's program in one part of the sampled steps."""
+class Line:
+    """One line of the user's program in one part of a step, by samples of the host's time."""
 
-    part: str  # a ``TimePhase``, or what belongs to no step
-    file: str  # empty: nothing of the user's was on the stack
-    line: int
-    function: str  # its qualified name
-    hook: str  # ``Class.hook`` of the framework's callback that was running; empty: none
-    text: str  # of the line
+    file: str  #: Path of its file; empty where nothing of the user's was on the stack.
+    line: int  #: Its number.
+    function: str  #: Qualified name of its function.
+    text: str  #: What stands there.
+    hook: str  #: Hook of a framework's callback that was running, as ``Class.on_train_batch_end``; empty: none.
+    part: str  #: The part of the step.
+    samples: int  #: How many samples stand behind it.
+    #: Whether it only calls the model, the backward, the update, the loader or the framework.
+    only_enters: bool
+    in_module: bool = False  #: Whether it runs inside a module's call.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineRecord(Line):
+    """One line in the sampled steps; its part is a ``TimePhase``, or what belongs to no step."""
+
     callee: str  # the Python function that it had called, with "torch." before torch's; empty: none
-    only_enters: bool  # it only calls the model, the backward, the update, the loader or the framework
     seconds: float  # in all sampled steps together
-    samples: int
     long_sec: float = 0.0  # of these seconds, in operators that take milliseconds each
-    in_module: bool = False  # a module's call is around it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,8 @@ from torch import nn
 from lightning_flops.analysis.devices import name_of_chip
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.errors import ConfigError
-from lightning_flops.measure.deepspeed_groups import ParallelSizes
 from lightning_flops.measure.module_scope import unwrapped
-from lightning_flops.records import RunContext
+from lightning_flops.records import ParallelSizes, RunContext
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.sinks.console import say
 from lightning_flops.sinks.services import Services, TensorBoardFiles

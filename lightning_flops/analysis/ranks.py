@@ -119,7 +119,6 @@ def _notes(records: Sequence[RankRecord]) -> tuple[str, ...]:
 def _figures(profile: Profile) -> RankFigures:
     return RankFigures(
         rank=profile.context.rank,
-        stage=profile.context.pp_rank,
         model_flops=profile.flops.model,
         parts_sec={} if profile.timing is None else {part.name: part.mean_sec for part in profile.timing.parts},
         local_params=profile.local_params,

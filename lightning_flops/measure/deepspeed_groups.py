@@ -9,23 +9,11 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelSizes:
-    """Ranks along each way to share the work: ``world_size`` = dp × tp × pp × cp × sp; experts divide dp once more."""
-
-    dp_size: int = 1  #: Ranks that see different data.
-    tp_size: int = 1
-    pp_size: int = 1
-    cp_size: int = 1
-    sp_size: int = 1  #: Ranks that hold different parts of the same sequences (Ulysses).
-    ep_size: int = 1  #: Ranks that hold different experts, of the layer that spreads its experts most.
-
+from lightning_flops.records import ParallelSizes
 
 #: What units call each way in the names of their methods; the first that a unit has means it.
 _KINDS = {"tp_size": ("tensor_model", "slice", "model"), "pp_size": ("pipeline_model", "pipe"), "cp_size": ("context",)}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.records import PhaseBytes, PhaseFlops, TimePhase
+from lightning_flops.records import Line, PhaseBytes, PhaseFlops, TimePhase
 
 FEW_STEPS = 8  # from fewer timed steps no advice is given: one hiccup would decide it
 
@@ -167,21 +167,11 @@ class Stalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineProfile:
-    """One line of the user's program in one part of a step, by samples of the host's time."""
+class LineProfile(Line):
+    """One line of the user's program in one part of the step, by samples of the host's time."""
 
-    file: str  #: Path of its file; empty where nothing of the user's was on the stack.
-    line: int  #: Its number.
-    function: str  #: Qualified name of its function.
-    text: str  #: What stands there.
-    hook: str  #: Hook of a framework's callback that was running, as ``Class.on_train_batch_end``; empty: none.
-    part: str  #: The part of the step for people.
     seconds: float  #: Of a typical step: the part's time, divided by its samples; on a device the host's time.
     share: float | None  #: Share of a typical step; on a device of the sampled one.
-    samples: int  #: How many samples stand behind it.
-    #: Whether it only calls the model, the backward, the update, the loader or the framework.
-    only_enters: bool
-    in_module: bool = False  #: Whether it runs inside a module's call.
     #: Whether most of its time is in many short calls, as in a loop of Python's, and not one call's of torch.
     in_pieces: bool = False
 

@@ -87,7 +87,6 @@ class DeviceMetrics:
     #: Estimated achieved occupancy, averaged over the kernels with their durations as weights.
     occupancy_percent: float | None
     blocks_per_sm: float | None  #: Blocks per multiprocessor, averaged in the same way.
-    busy_us: float  #: Union of the kernels over the whole trace.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +154,6 @@ class OperatorRow(Row):
     host: Durations  #: Time on the host, with what it called.
     host_self: Durations  #: Time on the host without the operators it called; the ratios of all operators add up to 1.
     device_self: Durations | None  #: Device time launched in it itself, without what it called.
-    tensor_cores_eligible: bool  #: Whether it is a matrix product, convolution, attention or recurrent layer.
     #: First line of the user's function that called it first, ``net.py:7``; empty without one, or without stacks.
     called_from: str = ""
     #: Sizes of the tensors it got, ``[32, 256, 14, 14], [1024, 256, 1, 1]``; empty in a table by name alone.
@@ -168,7 +166,6 @@ class ChildRow(Row):
     """What the calls of one operator called and launched themselves, of one name; ratios are of that operator."""
 
     operator: str  #: Name of the operator that called or launched it.
-    launched: bool  #: A kernel, copy or memset; else an operator.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

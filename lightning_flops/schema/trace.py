@@ -114,7 +114,6 @@ class RankFigures:
     """One rank in a few figures of one step."""
 
     rank: int  #: Number of the rank.
-    stage: int  #: Stage of the pipeline, the first being 0.
     model_flops: int  #: Forward + backward of one step on this rank.
     parts_sec: Mapping[str, float]  #: Mean of each part of a step, which add up to it; empty if no step was timed.
     local_params: int | None  #: Parameters that the rank holds in memory.
@@ -249,7 +248,7 @@ class TraceReport:
 class TracesReport(codec.Json):
     """The reports of one trace for each rank, and the ranks side by side."""
 
-    VERSION = 11
+    VERSION = 12
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     traces: tuple[TraceReport, ...]  #: Report of each trace, by rank.
     ranks: RankComparison | None  #: Ranks side by side; None for a single trace.

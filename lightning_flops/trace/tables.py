@@ -54,7 +54,6 @@ def device_metrics(trace: Trace) -> tuple[schema.DeviceMetrics, ...] | None:
             sm_efficiency=None if not len(rows) or np.isnan(blocks).any() else ratio(load, spans.total),
             occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], lengths)), None),
             blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], lengths)), None),
-            busy_us=busy.total / NS_PER_US,
         )
         found.append(one)
     return tuple(found) or None
@@ -244,7 +243,6 @@ def children_table(trace: Trace) -> tuple[schema.ChildRow, ...] | None:
             schema.ChildRow,
             name=trace.texts(children),
             operator=trace.texts(parents),
-            launched=[launched] * len(parents),
             calls=groups.calls,
             host=nothing if launched else host,
             device=on_device if trace.has_device else nothing,
@@ -282,7 +280,6 @@ def _operators(trace: Trace, rows: Ints, groups: Groups, **more: Iterable[Any]) 
         intervals.longest_first("device_self", "host_self"),
         name=names,
         calls=groups.calls,
-        tensor_cores_eligible=[may_use_tensor_cores(name) is not None for name in names],
         **columns,
     )
     return found or None

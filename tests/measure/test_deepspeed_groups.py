@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.measure.deepspeed_groups import ParallelSizes, parallel_sizes
+from lightning_flops.measure.deepspeed_groups import parallel_sizes
+from lightning_flops.records import ParallelSizes
 
 
 def _unit(**sizes: int) -> SimpleNamespace:

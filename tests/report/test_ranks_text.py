@@ -65,20 +65,18 @@ def test_what_the_ranks_know_and_the_report_does_not_is_said() -> None:
 
 
 def test_that_nobody_is_late_is_said_only_as_far_as_it_is_known() -> None:
-    def said(*traced: bool, stages: tuple[int, ...], chance_sec: Mapping[str, float] | None = None) -> str:
+    def said(*traced: bool, chance_sec: Mapping[str, float] | None = None) -> str:
         ranks = CASES["uneven"].ranks
         assert ranks is not None and ranks.stragglers == ()
-        figures = tuple(
-            replace(one, traced=was, stage=stage) for one, was, stage in zip(ranks.ranks, traced, stages, strict=True)
-        )
+        figures = tuple(replace(one, traced=was) for one, was in zip(ranks.ranks, traced, strict=True))
         text = "\n".join(
             ranks_lines(replace(CASES["uneven"], ranks=replace(ranks, ranks=figures, chance_sec=chance_sec or {})))
         )
         return " ".join(text[text.index("Straggler: ") : text.index("Peak of ")].split())
 
-    assert said(True, True, stages=(0, 0)) == "Straggler: none beyond chance."
+    assert said(True, True) == "Straggler: none beyond chance."
     chance = {"forward": 0.002, "backward": 0.012, "optimizer": 0.001}
-    assert said(True, True, stages=(0, 0), chance_sec=chance) == (
+    assert said(True, True, chance_sec=chance) == (
         "Straggler: none beyond chance (± 12 ms in backward, the least steady part)."
     )
-    assert said(True, False, stages=(0, 0)).startswith("Straggler: none was found in data wait and transfer; ")
+    assert said(True, False).startswith("Straggler: none was found in data wait and transfer; ")

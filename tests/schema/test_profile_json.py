@@ -47,8 +47,8 @@ def _changed(**changes: object) -> str:
     [
         ("", "the profile cannot be read: Input data was truncated"),
         ("{}", "Object missing required field `schema_version`"),
-        (_changed(schema_version=12), "has schema version 12, and 11 is read here: it was written by a newer"),
-        (_changed(schema_version=2), "has schema version 2, and 11 is read here: it was written by an older"),
+        (_changed(schema_version=12), "has schema version 13, and 12 is read here: it was written by a newer"),
+        (_changed(schema_version=2), "has schema version 2, and 12 is read here: it was written by an older"),
         (_changed(flops__skipped=...), r"missing required field `skipped` - at `\$\.flops`"),
         (_changed(flops__forward=3.5), r"Expected `int`, got `float` - at `\$\.flops\.forward`"),
         (_changed(rates__mfu="high"), r"Expected `float \| null`, got `str` - at `\$\.rates\.mfu`"),

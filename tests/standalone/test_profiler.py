@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from lightning_flops import FlopsProfiler, LightningFlopsError
-from lightning_flops.measure.deepspeed_groups import ParallelSizes
+from lightning_flops.records import ParallelSizes
 from tests.fake_clock import FakeNow
 from tests.left_on_torch import torch_state_and_warnings
 from tests.standalone.nets import FIRST, PARAMS, SECOND, Block, Calling, Sleeping, model_of_two, model_state
