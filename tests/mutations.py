@@ -254,7 +254,7 @@ MUTATIONS = (
         "loops/test_outputs.py",
     ),
     # sinks
-    Mutation("sinks/file.py", "_WITHOUT_LINKS = {errno.EPERM, ", "_WITHOUT_LINKS = {", "sinks/test_file.py"),
+    Mutation("sinks/file.py", "name.touch(exist_ok=False)", "name.touch()", "sinks/test_file.py"),
     Mutation("sinks/file.py", "draft.unlink(missing_ok=True)", "pass", "sinks/test_file.py"),
     Mutation("sinks/file.py", "number = after + 1", "number = 1", "sinks/test_file.py"),
     Mutation("sinks/file.py", "local = local.resolve()", "local = local.absolute()", "sinks/test_file.py"),
