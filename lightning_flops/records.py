@@ -34,29 +34,19 @@ ROLLOUT, SCORING, TRAINING, REST = "rollout", "scoring", "training", "rest"
 OUTSIDE = "(outside)"  # the module name under which work outside the profiled root module is listed
 METADATA_KEY = "lightning_flops"  # key at the top of a trace for what this package adds to it
 
-_MODULE, _PHASE, _ROOT = "module: ", "phase: ", "(root)"
-MARKS = (_MODULE, _PHASE)  # how the name of every mark of ours in a trace begins; no operator's name does
-
-
-def module_mark(name: str) -> str:
-    """The mark around the forward of the module of this qualified name."""
-    return _MODULE + (name or _ROOT)
-
-
-def phase_mark(part: str) -> str:
-    """The mark around this part of a step."""
-    return _PHASE + part
+MODULE_MARK, PHASE_MARK, _ROOT = "module: ", "phase: ", "(root)"  # behind the first stands the qualified name
+MARKS = (MODULE_MARK, PHASE_MARK)  # how the name of every mark of ours in a trace begins; no operator's name does
 
 
 def marked_module(mark: str) -> str | None:
     """The module's qualified name, ``""`` for the root; None if *mark* is not a module's."""
-    name = mark[len(_MODULE) :]
-    return None if not mark.startswith(_MODULE) else "" if name == _ROOT else name
+    name = mark[len(MODULE_MARK) :]
+    return None if not mark.startswith(MODULE_MARK) else "" if name == _ROOT else name
 
 
 def marked_phase(mark: str) -> str | None:
     """The part of the step; None if *mark* is not a part's."""
-    return mark[len(_PHASE) :] if mark.startswith(_PHASE) else None
+    return mark[len(PHASE_MARK) :] if mark.startswith(PHASE_MARK) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

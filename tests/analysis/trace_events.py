@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_flops.records import module_mark, phase_mark
+from lightning_flops.records import MODULE_MARK, PHASE_MARK
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.read import DECODER, Columns
 
@@ -97,12 +97,12 @@ def product(number: int, start: float, *, rows: int, kernel_us: float = 10) -> t
 
 def module(name: str, start: float, length: float, *, thread: int = 1) -> Event:
     """The mark around a module's forward: an operator, in a trace of torch's own writing."""
-    return operator(module_mark(name), start, length, thread=thread)
+    return operator(MODULE_MARK + (name or "(root)"), start, length, thread=thread)
 
 
 def phase(part: str, start: float, length: float) -> Event:
     """The mark around a part of a step."""
-    return operator(phase_mark(part), start, length)
+    return operator(PHASE_MARK + part, start, length)
 
 
 def made(sequence: int, start: float, length: float = 1, *, name: str = "aten::addmm", thread: int = 1) -> Event:

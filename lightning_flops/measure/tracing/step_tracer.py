@@ -28,7 +28,7 @@ from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.patches import guarded, listen
 from lightning_flops.measure.torch_private import optional
-from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, module_mark, phase_mark
+from lightning_flops.records import METADATA_KEY, MODULE_MARK, PHASE_MARK, StepSignature, TracedStepRecord
 from lightning_flops.signals import Quiet, Undo, words_of
 from lightning_flops.units import package_logger
 
@@ -101,7 +101,7 @@ class StepTracer(Parts):
         """*part* of the step begins; in a forward, work outside of module calls is the root's."""
         super().enter(part, counts=counts)
         if self._recording:
-            self._open_mark(optional.new_mark(phase_mark(part)))
+            self._open_mark(optional.new_mark(PHASE_MARK + part))
 
     def leave(self) -> None:
         """The part entered last ends."""
@@ -226,7 +226,7 @@ class _ModuleMarks:
         if name is not None:
             # The mark of the phase is the root's. A second one would cross it: hooks of every module run before a
             # module's own, at both ends of a forward.
-            mark = optional.new_mark(module_mark(name)) if name else nullcontext()
+            mark = optional.new_mark(MODULE_MARK + name) if name else nullcontext()
             mark.__enter__()
             running.append((module, name, mark))
 
