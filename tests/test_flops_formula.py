@@ -103,7 +103,7 @@ def test_a_threshold_far_away_ends_the_formula() -> None:
 @pytest.mark.parametrize(
     ("vary", "words"),
     [
-        ({}, "vary must name"),
+        ({}, "vary must be a mapping from a tensor of the batch to its axes, got {}"),
         ("input_ids", "vary must be a mapping from a tensor of the batch to its axes, got 'input_ids'"),
         (["input_ids"], r"vary must be a mapping from .*, got \['input_ids'\]"),
         (None, "vary must be a mapping from .*, got None"),

@@ -44,7 +44,7 @@ class Running(NamedTuple):
 
     module: str
     phase: FlopPhase
-    owner: Any  #: The module or the optimizer; None for code of neither.
+    owner: Any  #: The module or the optimizer; for code of neither what ends it, or None if nothing does.
     task: int  #: The graph task inside which it began.
     pushed: bool = False  #: Whether the dispatch mode was pushed for it.
     start: int = 0  #: Number of the first autograd node that it may make.

@@ -169,7 +169,7 @@ class FlopCounter:
         watch = partial(patches.guarded, failed, self._watch_graphs)
         around_compilations(undo, watch, watch)
         failed = partial(self._failed, "an optimizer's hook")
-        hear_steps(undo, self._on_optimizer_enter, self._on_optimizer_leave, failed=failed)
+        hear_steps(undo, self._on_optimizer_enter, self._on_leave, failed=failed)
         watch_functions(undo, self._mode.function_runs)
         heard: list[tuple[Any, str, Any, str]] = [
             (torch.autograd, ENGINE_ENTRY, self._backward_begins, "the beginning of a backward")
@@ -213,14 +213,8 @@ class FlopCounter:
 
     def _running(self, module: str, phase: FlopPhase) -> Undo:
         state, undo = self._threads.state, Undo()
-        depth, running = len(state.stack), Running(module, phase, None, state.task())
-
-        def ends() -> None:
-            if depth < len(state.stack) and state.stack[depth] is running:
-                state.pop_to(depth)
-
-        undo.callback(ends)
-        state.push(running)
+        undo.callback(self._on_leave, undo)
+        state.push(Running(module, phase, undo, state.task()))
         return undo
 
     # ---- hooks. They run in the user's step: what they raise is noted for the report
@@ -238,7 +232,7 @@ class FlopCounter:
         task = state.task()
         # Some of Lightning's strategies run a training step as the forward of its module, inside their wrapper.
         is_step = hasattr(caller.owner, "training_step") and "forward" in vars(caller.owner)
-        is_outermost = (caller.owner is None or is_step) and task == NO_GRAPH_TASK and not state.paused
+        is_outermost = (isinstance(caller.owner, Undo | None) or is_step) and task == NO_GRAPH_TASK and not state.paused
         if self._looks is not None and is_outermost and not torch.is_grad_enabled():
             self._looks(module)
         if name is None:  # a loss function, or another model
@@ -264,14 +258,14 @@ class FlopCounter:
             state.pop_to(depth)
 
     def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._on_optimizer_leave(optimizer, args, kwargs)  # its last step may have raised, and then no hook is called
+        self._on_leave(optimizer)  # its last step may have raised, and then no hook is called
         if self._mode.is_on():
             state = self._threads.state
             state.push(Running(OUTSIDE, "optimizer", optimizer, state.task()))
 
-    def _on_optimizer_leave(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _on_leave(self, owner: Any, *_: Any) -> None:
         state = self._threads.state
-        if depth := state.depth_of(optimizer):
+        if depth := state.depth_of(owner):
             state.pop_to(depth)
 
     def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> patches.Ends | None:
@@ -360,7 +354,6 @@ class PartCounter(Parts):
         self._phase = ""
         self._seen = self._before_step = Counter[tuple[str, str]]()  # counted until the last look, and the last step
         self._spent: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)  # what of it each phase did
-        self._total = PhaseFlops()
         self.flops = FlopRecord()  # what was counted until the last step ended
         self.phases: dict[str, BucketFlops] = {}  # what of that each phase did
         self.mixed: set[TimePhase] = set()  # phases whose work ran, in part, while the loop was in another of them
@@ -398,11 +391,10 @@ class PartCounter(Parts):
         self._look()
         self.flops = self.counter.record()
         self.phases = {name: dict(spent) for name, spent in self._spent.items()}
-        before, self._before_step = self._before_step, self._seen
-        total, self._total = self._total, self.counter.total()
+        flops, self._before_step = self._seen - self._before_step, self._seen
         return CountedStep(
-            flops=self._seen - before,
-            by_phase=self._total - total,
+            flops=flops,
+            by_phase=PhaseFlops.summed((phase, number) for (phase, _), number in flops.items()),
             lower_bound=any(one.may_have_flops for one in self.flops.uncounted.values()),
             data_dependent=self.counter.take_data_dependent(),
         )

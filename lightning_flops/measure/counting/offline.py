@@ -205,10 +205,8 @@ class VariedBatch:
         tensors = {key: one for key, one in self._arguments.items() if isinstance(one, torch.Tensor)}
         self.sizes: dict[str, int] = {}  # each variable's size in the batch
         self.batch_names: set[str] = set()  # variables that are the first axis of a tensor: samples
-        if not isinstance(vary, Mapping):
+        if not isinstance(vary, Mapping) or not vary:
             raise ConfigError(f"vary must be a mapping from a tensor of the batch to its axes, got {shown(vary)}")
-        if not vary:
-            raise ConfigError("vary must name the axes of at least one tensor")
         if unknown := [key for key in vary if key not in tensors]:
             known = ", ".join(f"{key} (by position)" if isinstance(key, int) else shown(key) for key in tensors)
             raise ConfigError(f"vary names {shown(unknown[0])}; the batch's tensors are {known or 'hidden'}")

@@ -283,17 +283,12 @@ schema_of: Callable[[Any], Any] = operator.attrgetter("_schema")  #: The schema 
 
 def overloads_named(qualified_name: str) -> list[Any]:
     """All overloads of the operator ``namespace::name``; empty where this torch knows no such operator."""
-    namespace, _, name = qualified_name.partition("::")
-    try:
-        packet = getattr(getattr(torch.ops, namespace), name)
-    except (AttributeError, RuntimeError):
-        return []
-    if not isinstance(packet, OpOverloadPacket):
-        return []
     found = []
-    for overload in packet.overloads():
-        with suppress(AttributeError, RuntimeError):  # one that only TorchScript knows
-            found.append(getattr(packet, overload))
+    with suppress(AttributeError, RuntimeError):
+        packet = operator.attrgetter(qualified_name.replace("::", ".", 1))(torch.ops)
+        for overload in packet.overloads() if isinstance(packet, OpOverloadPacket) else ():
+            with suppress(AttributeError, RuntimeError):  # one that only TorchScript knows
+                found.append(getattr(packet, overload))
     return found
 
 

@@ -313,15 +313,23 @@ _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2  # grid_sample's interpolation_mode
 _BOTH = (True, True)
 
 
-def _sizes(matrix: Tensor) -> tuple[int, int, int]:
-    """How many matrices there are, and the longer and the shorter side of each."""
-    rows, columns = map(int, matrix.shape[-2:])
-    return prod(matrix.shape[:-2]), max(rows, columns), min(rows, columns)
+#: A decomposition's terms: a number, and the powers of the longer and of the shorter side that it is times.
+Terms = Sequence[tuple[Fraction | int, int, int]]
+
+_LU: Terms = [(1, 1, 2), (Fraction(-1, 3), 0, 3)]  # two thirds of n³ for a square matrix
+_REFLECTIONS: Terms = [(2, 1, 2), (Fraction(-2, 3), 0, 3)]  # the triangular factor alone, as of ``geqrf``
+#: Golub-Reinsch: the values alone, thin and full factors.
+_SVD: Sequence[Terms] = (
+    [(4, 1, 2), (Fraction(-4, 3), 0, 3)],
+    [(14, 1, 2), (8, 0, 3)],
+    [(4, 2, 1), (8, 1, 2), (9, 0, 3)],
+)
 
 
-def per_square(terms: Fraction | int, matrix: Tensor) -> int:
-    """A decomposition of an n-by-n matrix that takes *terms* × n³."""
-    return int(terms * prod(matrix.shape[:-2]) * int(matrix.shape[-1]) ** 3)
+def decomposition(terms: Terms, matrix: Tensor) -> int:
+    """A decomposition of a matrix, or of several, by its leading *terms*."""
+    shorter, longer = sorted(map(int, matrix.shape[-2:]))
+    return int(prod(matrix.shape[:-2]) * sum(number * longer**m * shorter**n for number, m, n in terms))
 
 
 def triangular_solves(count: int, factor: Tensor, right: Tensor) -> int:
@@ -330,21 +338,9 @@ def triangular_solves(count: int, factor: Tensor, right: Tensor) -> int:
     return count * size * size * max(right.numel() // max(size, 1), prod(factor.shape[:-2]))
 
 
-def lu_factor(matrix: Tensor) -> int:
-    """m·n² − n³/3: two thirds of n³ for a square matrix."""
-    batch, m, n = _sizes(matrix)
-    return int(batch * (m * n * n - Fraction(n**3, 3)))
-
-
 def solve(matrix: Tensor, right: Tensor) -> int:
     """LU, then two triangular solves for each column."""
-    return lu_factor(matrix) + triangular_solves(2, matrix, right)
-
-
-def householder(matrix: Tensor) -> int:
-    """The triangular factor by reflections (``geqrf``): 2·n²·(m − n/3)."""
-    batch, m, n = _sizes(matrix)
-    return int(batch * 2 * n * n * (m - Fraction(n, 3)))
+    return decomposition(_LU, matrix) + triangular_solves(2, matrix, right)
 
 
 def qr(matrix: Tensor, mode: str) -> int:
@@ -352,15 +348,12 @@ def qr(matrix: Tensor, mode: str) -> int:
     m, k = int(matrix.shape[-2]), min(matrix.shape[-2:])
     columns = m if mode == "complete" else k
     terms = 4 * m * columns * k - 2 * (m + columns) * k * k + Fraction(4 * k**3, 3)
-    return householder(matrix) + (0 if mode == "r" else int(prod(matrix.shape[:-2]) * terms))
+    return decomposition(_REFLECTIONS, matrix) + (0 if mode == "r" else int(prod(matrix.shape[:-2]) * terms))
 
 
 def svd(matrix: Tensor, full: bool, vectors: bool = True) -> int:
-    """Golub-Reinsch: 4mn² − 4n³/3 for values, 14mn² + 8n³ thin, 4m²n + 8mn² + 9n³ full."""
-    batch, m, n = _sizes(matrix)
-    if not vectors:
-        return int(batch * (4 * m * n * n - Fraction(4 * n**3, 3)))
-    return batch * (4 * m * m * n + 8 * m * n * n + 9 * n**3 if full else 14 * m * n * n + 8 * n**3)
+    """Values, and vectors if they are asked for, thin or *full*."""
+    return decomposition(_SVD[vectors * (1 + full)], matrix)
 
 
 def fourier(share: int, values: Tensor, dims: Sequence[int]) -> Work:
@@ -402,7 +395,7 @@ def _golub(names: str, flops: Callable[..., int], arguments: str = "self|A") -> 
 
 
 def _cubes(names: str, terms: Fraction | int) -> dict[str, Rule]:
-    return _golub(names, partial(per_square, terms))
+    return _golub(names, partial(decomposition, [(terms, 0, 3)]))
 
 
 ESTIMATE_RULES: dict[str, Rule] = {
@@ -437,13 +430,15 @@ ESTIMATE_RULES: dict[str, Rule] = {
     **_golub("cholesky_solve", partial(triangular_solves, 2), "input2 self"),
     **_golub("_cholesky_solve_helper", partial(triangular_solves, 2), "A self"),
     **_golub("linalg_lu_solve", partial(triangular_solves, 2), "LU B"),
-    **_golub("linalg_lu linalg_lu_factor_ex _linalg_det _linalg_slogdet", lu_factor),
+    **_golub("linalg_lu linalg_lu_factor_ex _linalg_det _linalg_slogdet", partial(decomposition, _LU)),
     **_golub("_linalg_solve_ex", solve, "A B"),
-    **_golub("geqrf", householder),
+    **_golub("geqrf", partial(decomposition, _REFLECTIONS)),
     **_golub("linalg_qr", qr, "A mode"),
     **_golub("_linalg_svd", svd, "A full_matrices compute_uv"),
     # Tridiagonal QR
     **_golub(
-        "_linalg_eigh", lambda matrix, vectors: per_square(9 if vectors else Fraction(4, 3), matrix), "A compute_v"
+        "_linalg_eigh",
+        lambda matrix, vectors: decomposition([(9 if vectors else Fraction(4, 3), 0, 3)], matrix),
+        "A compute_v",
     ),
 }
