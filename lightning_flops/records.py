@@ -203,6 +203,8 @@ class StepRecord:
     excluded_sec: Mapping[str, float] = field(default_factory=dict)  # not the step's: validation, checkpointing …
     phase_sec: Mapping[str, float] = field(default_factory=dict)  # of each phase; they add up to the step's wall time
     rollouts: tuple[tuple[int, int], ...] = ()  # tokens of prompts and of completions that each made, by shape
+    predicted: BucketFlops | None = None  # its FLOPs by the run's formula; None where no formula gives them
+    is_beyond: bool = False  # its sizes lie beyond those that were counted, so what is predicted is an estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, sum_if_all_known, utilization
+from lightning_flops.analysis.rates import peak_seconds, per_second, ratio, sum_if_all_known, utilization, whole
 from lightning_flops.records import REST, ROLLOUT, SCORING, TRAINING, BucketFlops, StepRecord, WindowRecord
 from lightning_flops.schema.step import PhaseProfile
 
@@ -33,14 +33,14 @@ def build_phases(
     steps = max(1, len(window.counted_steps))
     in_order = dict.fromkeys((ROLLOUT, SCORING, TRAINING, *window.phases, *seconds))
     flops = {name: _model_flops(window.phases.get(name, {})) for name in (*filter(ran.__contains__, in_order), REST)}
-    whole = {name: (2 * spent.total() + steps) // (2 * steps) for name, spent in flops.items()}
-    whole[TRAINING] += model_flops - sum(whole.values())  # each is rounded
+    of_step = {name: whole(spent.total(), of=steps) for name, spent in flops.items()}
+    of_step[TRAINING] += model_flops - sum(of_step.values())  # each is rounded
     found = {}
     for name, spent_in in flops.items():
-        peak_sec = mean(total=peak_seconds(spent_in, peaks), steps=steps)
+        peak_sec = peak_seconds({dtype: spent / steps for dtype, spent in spent_in.items()}, peaks)
         found[name] = PhaseProfile(
-            flops=whole[name],
-            dtype=max(spent_in, key=spent_in.__getitem__, default=None) if whole[name] else None,
+            flops=of_step[name],
+            dtype=max(spent_in, key=spent_in.__getitem__, default=None) if of_step[name] else None,
             seconds=seconds[name] if timed else None,
             ratio=ratio(part=seconds[name], whole=sum(seconds.values())),
             mfu=utilization({"mfu": peak_sec}, seconds[name])[0]["mfu"],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from statistics import fmean
 
 from lightning_flops.analysis.advice import advise, starved_words, unexplained_words
 from lightning_flops.analysis.counts import FlopCounts, build_modules, bytes_by_phase, flops_by_phase, grouped
@@ -22,13 +24,17 @@ from lightning_flops.analysis.rates import (
     build_rates,
     measured_peaks,
     peak_for,
-    share_of_flops,
+    ratio,
+    whole,
 )
-from lightning_flops.analysis.timing import build_timing, timed_steps
+from lightning_flops.analysis.timing import build_timing, middle_half, timed_steps
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import (
     OUTSIDE,
+    REST,
+    TRAINING,
+    BucketFlops,
     FlopRecord,
     ModuleRecord,
     OperatorCell,
@@ -55,19 +61,14 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     context, counts, cells = window.context, FlopCounts(window.flops), window.flops.cells
     timed, longer = timed_steps(window)
     steps = max(1, len(window.counted_steps))
-    total = StepFlops(
-        **asdict(counts.total),
-        skipped=counts.skipped,
-        backward_estimated=counts.estimated_backward(config.recompute_fwd_factor) if context.trains else 0,
-    )
+    predicted = _predicted(window, timed)
+    flops, dtypes = _flops_of_a_step(window, predicted, 2 + config.recompute_fwd_factor if context.trains else 0)
+    estimates = any(one.is_beyond for one in timed)
     timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
-    dtypes = _flops_by_dtype(cells)
     peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
     samples = _mean_amount([step.samples for step in timed or window.counted_steps])
     tokens = _mean_amount([step.tokens for step in timed or window.counted_steps])
-    rates, unavailable = build_rates(
-        flops=total, counted_steps=steps, timing=timing, samples=samples, tokens=tokens, context=context
-    )
+    rates, unavailable = build_rates(flops=flops, timing=timing, samples=samples, tokens=tokens, context=context)
     times = {} if traced is None else module_times(traced)
     root = next((module for module in window.modules if module.name == ""), None)
     profile = Profile(
@@ -92,13 +93,13 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         micro_steps=sum(step.micro_steps for step in window.counted_steps) / steps,
         samples=samples,
         tokens=tokens,
-        flops=share_of_flops(total, of=steps),
+        flops=flops,
+        flops_of="counted" if not predicted else "estimate" if estimates else "formula",
+        typical_flops_ratio=_typical_ratio(timed, predicted),
         bytes_total=bytes_by_phase(cells),
         dtypes=dtypes,
         peaks_flops_per_sec=peaks,
-        phases=build_phases(
-            window, timed=timed, peaks=peaks, model_flops=share_of_flops(total, of=steps).model, tokens=tokens
-        ),
+        phases=build_phases(window, timed=timed, peaks=peaks, model_flops=flops.model, tokens=tokens),
         timing=timing,
         memory_bytes_per_sec=bandwidth,
         rates=rates,
@@ -114,9 +115,9 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         lines=build_lines(window.lines, timing=timing, on_host=context.device_type == "cpu"),
         ranks=None,
         advice=(),
-        notes=_notes(window, timed=len(timed), longer=longer),
+        notes=_notes(window, timed, longer=longer, predicted=predicted),
     )
-    profile = at_peaks(profile, _module_flops(cells))
+    profile = at_peaks(profile, _module_flops(cells, steps))
     evidence, limits = gather_evidence(window, profile), config.thresholds
     return replace(
         profile,
@@ -126,12 +127,12 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     )
 
 
-def _module_flops(cells: Sequence[OperatorCell]) -> ModuleFlops:
-    found: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+def _module_flops(cells: Sequence[OperatorCell], steps: int) -> ModuleFlops:
+    found: defaultdict[tuple[str, str], defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for cell in cells:
         if cell.phase != "optimizer" and cell.module != OUTSIDE:
             for name in with_those_above(cell.module):
-                found[name, "forward" if cell.phase == "forward" else "backward"][cell.dtype] += cell.flops
+                found[name, "forward" if cell.phase == "forward" else "backward"][cell.dtype] += cell.flops / steps
     return dict(found)
 
 
@@ -201,19 +202,53 @@ def _not_ignored(name: str, ignored: Collection[str]) -> str:
     return name
 
 
-def _flops_by_dtype(cells: Sequence[OperatorCell]) -> tuple[DtypeFlops, ...]:
-    """FLOPs in each dtype that has any, most first."""
-    found = (
-        DtypeFlops(
-            dtype=dtype,
-            model=sum(cell.flops for cell in group if cell.phase in _OF_MODEL),
-            hardware=sum(cell.flops for cell in group),
-            executed=sum(cell.flops - cell.skipped for cell in group),
-            executed_model=sum(cell.flops - cell.skipped for cell in group if cell.phase in _OF_MODEL),
-        )
-        for dtype, group in grouped((cell for cell in cells if cell.flops), lambda cell: cell.dtype).items()
-    )
-    return tuple(sorted(found, key=lambda one: (-one.hardware, one.dtype)))
+def _predicted(window: WindowRecord, timed: Sequence[StepRecord]) -> list[BucketFlops]:
+    """FLOPs of each of the *timed* steps by the run's formula; none where it lacks one's, or all cost what was counted.
+
+    What a rollout or a scoring costs goes by more than the batches show.
+    """
+    found = [one.predicted for one in timed if one.predicted is not None]
+    costs = {PhaseFlops.summed((phase, amount) for (phase, _), amount in one.items()) for one in found}
+    differ = costs != {one.flops for one in window.counted_steps}
+    return found if differ and len(found) == len(timed) and window.phases.keys() <= {TRAINING, REST} else []
+
+
+def _flops_of_a_step(
+    window: WindowRecord, predicted: Sequence[BucketFlops], factor: float
+) -> tuple[StepFlops, tuple[DtypeFlops, ...]]:
+    """FLOPs of one step, and in each dtype that has any, most first: the mean of those *predicted*, or counted.
+
+    Of each phase and dtype as large a part is skipped as in the counted steps; *factor* x forward estimates a backward.
+    """
+    counted, skips = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for cell in window.flops.cells:
+        counted[cell.phase, cell.dtype] += cell.flops
+        skips[cell.phase, cell.dtype] += cell.skipped
+    spent, steps = counted, max(1, len(window.counted_steps))
+    if predicted:
+        spent, steps = Counter(), len(predicted)
+        for flops in predicted:
+            spent.update(flops)
+    phases, skipped, dtypes = Counter[str](), 0, defaultdict[str, Counter[str]](Counter)
+    for (phase, dtype), amount in spent.items():
+        ran, part = whole(amount, of=steps), counted[phase, dtype]
+        unused = whole(ran * skips[phase, dtype], of=part) if part else 0
+        phases[phase] += ran
+        skipped += unused
+        dtypes[dtype].update(hardware=ran, executed=ran - unused)
+        is_model = phase in _OF_MODEL
+        dtypes[dtype].update(model=is_model * ran, executed_model=is_model * (ran - unused))
+    total = StepFlops(**phases, skipped=skipped, backward_estimated=round(Fraction(factor) * phases["forward"]))
+    found = [DtypeFlops(dtype=dtype, **sums) for dtype, sums in dtypes.items() if sums["hardware"]]
+    return total, tuple(sorted(found, key=lambda one: (-one.hardware, one.dtype)))
+
+
+def _typical_ratio(timed: Sequence[StepRecord], predicted: Sequence[BucketFlops]) -> float:
+    """FLOPs of a typical one of the *timed* steps by those of their mean; 1 where none are *predicted*."""
+    spent = [sum(flops.values()) for flops in predicted]
+    middle = middle_half([one.seconds.total for one in timed if one.seconds is not None])
+    typical = [spent[place] for place in middle] if spent else []
+    return ratio(part=fmean(typical), whole=fmean(spent)) or 1.0 if typical else 1.0
 
 
 def _operators(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, ...]:
@@ -265,11 +300,13 @@ def _mean_amount(amounts: Sequence[int | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(amounts) else None
 
 
-def _notes(window: WindowRecord, *, timed: int, longer: float) -> tuple[str, ...]:
-    notes = [*window.notes, *window.flops.notes]
+def _notes(
+    window: WindowRecord, timed: Sequence[StepRecord], *, longer: float, predicted: Sequence[BucketFlops]
+) -> tuple[str, ...]:
+    notes = [*window.notes, *_whose(window, timed, predicted), *window.flops.notes]
     if not window.counted_steps:
         notes.append("No step was counted to its end: the FLOPs are of everything that ran while the counter was on.")
-    if wrong := sum(step.seconds is not None for step in window.timed_steps) - timed:
+    if wrong := sum(step.seconds is not None for step in window.timed_steps) - len(timed):
         notes.append(f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right.")
     if abs(longer - 1) > _MOST_APART:
         word, more = window.context.step_word, "more" if longer > 1 else "less"
@@ -278,3 +315,21 @@ def _notes(window: WindowRecord, *, timed: int, longer: float) -> tuple[str, ...
             f"The {word} is as long as these, {len(window.plain_steps_sec)} of them, and its parts are scaled to them."
         )
     return tuple(dict.fromkeys(notes))
+
+
+def _whose(window: WindowRecord, timed: Sequence[StepRecord], predicted: Sequence[BucketFlops]) -> Iterator[str]:
+    """Whose the FLOPs are, where the counted steps are not like the timed ones."""
+    if window.variable:
+        yield "Batch shapes or the numbers of forwards, backwards and updates keep changing from step to step."
+    number, beyond = len(window.counted_steps), sum(one.is_beyond for one in timed)
+    those = f"the {number} counted {plural('step', number)}"
+    if predicted:
+        by = "by an exact formula of the batch's sizes" + (
+            f", {beyond} of them beyond the counted sizes, where it is an estimate" if beyond else ""
+        )
+        yield (
+            f"FLOPs of a step, FLOP/s and MFU are of the {len(timed)} timed steps, {by}. FLOPs of modules and "
+            f"operators are of {those}."
+        )
+    elif window.variable and timed:
+        yield f"FLOPs are of {those} and times of {len(timed)} others, so rates compare averages."

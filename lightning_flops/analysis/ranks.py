@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import reduce
 from operator import add
 from statistics import fmean, median
@@ -36,12 +36,12 @@ from lightning_flops.analysis.counts import grouped
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.names import name_ranks
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, TracedRank
-from lightning_flops.analysis.rates import peak_seconds, per_second, ratio, share_of_flops, sum_if_all_known
+from lightning_flops.analysis.rates import peak_seconds, per_second, ratio, sum_if_all_known, whole
 from lightning_flops.config import ADVICE_THRESHOLDS
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import RunContext
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import JobRates, PartTiming
+from lightning_flops.schema.step import JobRates, PartTiming, StepFlops
 from lightning_flops.schema.trace import (
     CollectiveCalls,
     RankCollectiveRow,
@@ -129,15 +129,16 @@ def _figures(profile: Profile) -> RankFigures:
 
 def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
     """The stages of which a rank answered; one without a pipeline. FLOPs are those of one copy."""
-    parts = _ranks_of_one_copy(profiles[0].context)
+    parts, stages = _ranks_of_one_copy(profiles[0].context), grouped(profiles, lambda one: one.context.pp_rank)
+    of_stages = {stage: asdict(reduce(add, (one.flops for one in ranks))) for stage, ranks in stages.items()}
     return tuple(
         StageProfile(
             stage=stage,
             params=ranks[0].params,  # each rank answers for the whole stage
             trainable_params=ranks[0].trainable_params,
-            flops=share_of_flops(reduce(add, (one.flops for one in ranks)), parts=parts, of=len(ranks)),
+            flops=StepFlops(**{name: whole(parts * one, of=len(ranks)) for name, one in of_stages[stage].items()}),
         )
-        for stage, ranks in sorted(grouped(profiles, lambda one: one.context.pp_rank).items())
+        for stage, ranks in sorted(stages.items())
     )
 
 
@@ -150,7 +151,7 @@ def _flops_by_dtype(profiles: Iterable[Profile], which: Literal["model", "hardwa
     total: defaultdict[str, float] = defaultdict(int)
     for one in profiles:
         for dtype in one.dtypes:
-            total[dtype.dtype] += one.per_step(getattr(dtype, which))
+            total[dtype.dtype] += getattr(dtype, which)
     return dict(total)
 
 

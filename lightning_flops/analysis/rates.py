@@ -10,7 +10,7 @@ import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from lightning_flops.analysis.devices import device_named, why_no_peak
@@ -88,14 +88,9 @@ def padding_ratio(tokens: BatchTokens) -> float | None:
     return (processed - real) / processed
 
 
-def mean(*, total: float | None, steps: int) -> float | None:
-    """*total* over *steps* per step: the number itself, exact, for one step; None if *total* is."""
-    return total if total is None or steps == 1 else total / steps
-
-
-def share_of_flops(flops: StepFlops, *, parts: int = 1, of: int) -> StepFlops:
-    """So many *parts* *of* *flops*, each figure to the nearest whole FLOP."""
-    return StepFlops(**{name: (2 * parts * one + of) // (2 * of) for name, one in asdict(flops).items()})
+def whole(part: int, *, of: int) -> int:
+    """*part* divided by *of*, to the nearest whole number."""
+    return (2 * part + of) // (2 * of)
 
 
 def sum_if_all_known(values: Iterable[_Number | None]) -> _Number | None:
@@ -107,7 +102,6 @@ def sum_if_all_known(values: Iterable[_Number | None]) -> _Number | None:
 def build_rates(
     *,
     flops: StepFlops,
-    counted_steps: int,
     timing: TimingProfile | None,
     samples: float | None,
     tokens: float | None,
@@ -115,7 +109,7 @@ def build_rates(
 ) -> tuple[Rates, dict[str, str]]:
     """Every ratio that needs no peak, and the reason for each one that is None.
 
-    *flops* are of all *counted_steps* together, *samples* and *tokens* of this rank in a timed step.
+    *flops*, *samples* and *tokens* are of this rank in a step.
     """
     trained = flops.backward + flops.recompute
     no_samples = "the batch size is not known; set batch_size"
@@ -129,7 +123,7 @@ def build_rates(
     }
     # What each rate is of, over which time, and why that may not be known.
     ratios: dict[str, tuple[float | None, str, str]] = {
-        **{name: (mean(total=of, steps=counted_steps), time, UNUSUAL) for name, (of, time) in spent.items()},
+        **{name: (of, time, UNUSUAL) for name, (of, time) in spent.items()},
         "samples_per_sec": (samples and samples * context.dp_size, "global_step_sec", no_samples),
         "iter_samples_per_sec": (samples and samples * context.dp_size, "iter_sec", no_samples),
         "tokens_per_sec": (tokens and tokens * context.dp_size, "global_step_sec", no_tokens),
@@ -311,16 +305,16 @@ def with_given_peaks(
     dtype = alone[0] if len(alone) == 1 else "of several dtypes"
     flops: ModuleFlops = {}
     for module in profile.modules:
-        flops[module.name, "forward"] = {dtype: module.total.forward}
-        flops[module.name, "backward"] = {dtype: module.total.backward + module.total.recompute}
+        flops[module.name, "forward"] = {dtype: profile.per_step(module.total.forward)}
+        flops[module.name, "backward"] = {dtype: profile.per_step(module.total.backward + module.total.recompute)}
     return at_peaks(held, flops)
 
 
 def at_peaks(profile: Profile, flops: ModuleFlops) -> Profile:
-    """*profile* with all that follows from its ``peaks_flops_per_sec``; *flops* are its modules', of all steps."""
-    peaks, timing, steps = profile.peaks_flops_per_sec, profile.timing, max(1, len(profile.counted_steps))
+    """*profile* with all that follows from its ``peaks_flops_per_sec``; *flops* are its modules', of one step."""
+    peaks, timing, typical = profile.peaks_flops_per_sec, profile.timing, profile.typical_flops_ratio
     peak_sec = [
-        mean(total=peak_seconds({one.dtype: getattr(one, name) for one in profile.dtypes}, peaks), steps=steps)
+        peak_seconds({one.dtype: getattr(one, name) for one in profile.dtypes}, peaks)
         for name in ("model", "hardware", "executed_model", "executed")
     ]
     unknown = ", ".join(one.dtype for one in profile.dtypes if one.dtype not in peaks)
@@ -331,7 +325,7 @@ def at_peaks(profile: Profile, flops: ModuleFlops) -> Profile:
     shares, impossible = utilization(used, step_sec, masked=profile.flops.skipped > 0)
     reasons = {name: NO_TIME if timing is None else no_peak for name, share in shares.items() if share is None}
     others = {name: why for name, why in profile.unavailable.items() if name not in shares}
-    modules, notes = _at_peaks(profile, flops, steps)
+    modules, notes = _at_peaks(profile, flops)
     return replace(
         profile,
         rates=replace(profile.rates, **shares),
@@ -340,7 +334,7 @@ def at_peaks(profile: Profile, flops: ModuleFlops) -> Profile:
         budget=build_budget(
             timing=timing,
             traced=profile.traced,
-            peak_sec=(peak_sec[2], peak_sec[3]),
+            peak_sec=[None if sec is None else typical * sec for sec in peak_sec[2:]],
             lower_bound=profile.lower_bound,
         ),
         modules=modules,
@@ -348,15 +342,14 @@ def at_peaks(profile: Profile, flops: ModuleFlops) -> Profile:
     )
 
 
-def _at_peaks(profile: Profile, flops: ModuleFlops, steps: int) -> tuple[tuple[ModuleProfile, ...], list[str]]:
+def _at_peaks(profile: Profile, flops: ModuleFlops) -> tuple[tuple[ModuleProfile, ...], list[str]]:
     """The modules with their FLOP/s and shares of the peak, and a sentence on those that cannot be."""
     modules, beyond = [], []
     for module in profile.modules:
         rates: dict[str, Any] = {}
         for phase in ("forward", "backward") if module.times else ():
             spent, sec = flops.get((module.name, phase), {}), getattr(module.times, f"{phase}_sec")
-            amount = mean(total=sum(spent.values()) or None, steps=steps)
-            peak_sec = mean(total=peak_seconds(spent, profile.peaks_flops_per_sec), steps=steps)
+            amount, peak_sec = sum(spent.values()) or None, peak_seconds(spent, profile.peaks_flops_per_sec)
             share = ratio(part=peak_sec, whole=amount and sec)
             if share is not None and share > 1:  # as for MFU
                 beyond.append(f"{module.name or 'the root'}'s {phase} ({share:,.2f} times)")

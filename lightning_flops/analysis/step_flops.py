@@ -190,6 +190,13 @@ class StepFlops:
 
     # ---- predictions
 
+    def by_formula(self, batches: Batches, tokens: Tokens, updates: int) -> tuple[BucketFlops | None, bool]:
+        """FLOPs of one step by the formula of its form, None where none gives them; and whether it is an estimate."""
+        shape, *tokens_of_it = _shape(batches, tokens, updates)
+        sizes, kind = shape.sizes(1, *tokens_of_it), self._kinds.get(shape.form, _Kind())
+        holds = kind.formula.by_tokens or not kind.varies
+        return kind.formula.flops(sizes) if holds else None, not kind.formula.covers(sizes)
+
     def _sum(self, uncounted: _Uncounted) -> _Sum:
         """What is predicted of these steps."""
         found = deepcopy(uncounted.folded)

@@ -159,12 +159,12 @@ def build_budget(
     *,
     timing: TimingProfile | None,
     traced: TracedStep | None,
-    peak_sec: tuple[float | None, float | None],
+    peak_sec: Sequence[float | None],
     lower_bound: bool,
 ) -> Budget | None:
     """The account of one step; None if no step was timed.
 
-    *peak_sec* is what the step's executed model FLOPs, and all its executed FLOPs, take at the device's peaks.
+    *peak_sec* is what the typical step's executed model FLOPs, and all its executed FLOPs, take at the device's peaks.
     """
     if timing is None or timing.global_step.typical_sec <= 0:
         return None

@@ -65,11 +65,6 @@ def notes_on_times(
         yield "This device has no clock this profiler can read without stopping it, so no phase was timed."
         return
     if window.variable:
-        yield (
-            "Batch shapes or the numbers of forwards, backwards and updates keep changing from step to step: FLOPs are "
-            f"of {len(window.counted_steps)} steps and times of {timed} other steps of the same run, so rates compare "
-            "averages."
-        )
         return
     if timed < watched:
         yield (

@@ -35,8 +35,12 @@ _NOTATIONS = (
 )
 _ABOUT = (
     "As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, and samples/second are over the "
-    "latency of the passes, not over the wall clock. Counts are those of one counted step, latencies means of the "
-    "timed ones."
+    "latency of the passes, not over the wall clock."
+)
+_COUNTED = "Counts are those of one counted step, latencies means of the timed ones."
+_PREDICTED = (
+    "Counts and latencies are means of the timed steps, by a formula of their sizes; of modules, counts are those of "
+    "the counted ones."
 )
 _ABOUT_TRAINING = (
     "Lines with a factor of the fwd flops estimate the bwd flops, as DeepSpeed does; measured lines take those that "
@@ -67,6 +71,7 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
         _NOTATIONS,
         sentences(
             _ABOUT,
+            _COUNTED if profile.flops_of == "counted" else _PREDICTED,
             _ABOUT_TRAINING if context.trains else "",
             _LOWER_BOUND if as_deepspeed and profile.lower_bound else "",
         ),

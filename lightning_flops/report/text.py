@@ -184,6 +184,13 @@ def _stalls(profile: Profile) -> str:
     return f"Stalls: {steps} took {duration(one.seconds)} longer in all than typical ones, mostly in {one.part}."
 
 
+_WHOSE = {
+    "counted": " (of the counted ones)",
+    "formula": " (of the timed ones, by their sizes)",
+    "estimate": " (of the timed ones, estimated by their sizes)",
+}
+
+
 def _flops(profile: Profile) -> str:
     flops, context, params = profile.flops, profile.context, profile.job_params
     of_rank = "" if context.world_size == 1 else " on this rank"
@@ -195,9 +202,10 @@ def _flops(profile: Profile) -> str:
     full = profile.settings.causal_attention == "full"
     other = ' (causal_attention="half" counts half of causal attention)' if full else ""
     masked = percent(ratio(part=flops.skipped, whole=flops.total))
+    whose = "" if profile.flops_of == "counted" and len(profile.counted_steps) < 2 else _WHOSE[profile.flops_of]
+    step = f"{least}{si(flops.model, 'FLOPs')} a {context.step_word}{of_rank}{whose}"
     return sentences(
-        f"{least}{si(flops.model, 'FLOPs')} a {context.step_word}{of_rank}: forward {si(flops.forward)}{backward}"
-        f"{addition}.",
+        f"{step}: forward {si(flops.forward)}{backward}{addition}.",
         f"{masked} of all FLOPs are masked, and not executed{other}." if flops.skipped > 0 else "",
         "" if params is None else f"{plain(params)} parameters.",
     )

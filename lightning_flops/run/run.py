@@ -232,7 +232,7 @@ class Run:
             self._follow()
 
     def _step_ends(self, seconds: float) -> None:
-        self.throughput.step_ends(seconds)
+        self.throughput.step_ends(seconds, index=self.steps_done if self.window.is_open else None)
         self.steps_done += 1
         if self.window.is_open and self.window.recorder.closed:
             self._close_window()
@@ -258,6 +258,7 @@ class Run:
         padding = padding_ratio(self.throughput.monitor.all_tokens)
         record = window.finish(self.adapter, context, self.notes, padding=padding)
         if record is not None:
+            record = replace(record, timed_steps=self.throughput.predicted(record.timed_steps))
             delivery.report(record, window, step=self.adapter.x_axis(), at=self.adapter.logged_at())
         else:
             words = f"the {context.run_word} ended in the middle of {context.step_word} {window.step}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_flops import host_clock
 from lightning_flops.analysis.rates import build_throughput, measured_peaks, padding_ratio, peak_for, peak_seconds
-from lightning_flops.analysis.step_flops import StepFlops, seed_of_run
+from lightning_flops.analysis.step_flops import Batches, StepFlops, Tokens, seed_of_run
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import BatchMeter
 from lightning_flops.measure.counting.flop_counter import CountedStep
@@ -23,6 +23,7 @@ from lightning_flops.records import (
     BatchTotals,
     Extremes,
     Shapes,
+    StepRecord,
     UnprofiledFlops,
 )
 from lightning_flops.report.scalars import monitor_scalars
@@ -208,6 +209,7 @@ class Throughput:
         self._context = adapter.context()
         self.flops = StepFlops(seed=seed_of_run(self._context.world_size))
         self._measured = measured_peaks(self._context.host, self._context.device_name)
+        self._of_window: dict[int, tuple[Batches, Tokens, int]] = {}  # what the steps of the open window computed on
         self._meter = BatchMeter(
             batch_size=config.batch_size,
             tokens_per_sample=config.tokens_per_sample,
@@ -259,10 +261,12 @@ class Throughput:
             batches=len(batches) if counts_each else 1,
         )
 
-    def step_ends(self, seconds: float) -> None:
-        """The running step is over, and took so many *seconds*."""
+    def step_ends(self, seconds: float, *, index: int | None) -> None:
+        """The running step is over, and took so many *seconds*; *index* is its number in an open window, else None."""
         step, self.step = self.step, RunningStep()
         key = tuple(step.batches), tuple(step.tokens), step.updates
+        if index is not None:
+            self._of_window[index] = key
         if (counted := step.counted) is not None:
             self.flops.counted(
                 *key,
@@ -274,6 +278,13 @@ class Throughput:
             )
         elif self.counts_steps:
             self.flops.ran(*key, seconds=seconds, profiled=step.profiled)
+
+    def predicted(self, steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
+        """The *steps* that a window has timed, which ends here, with their FLOPs by the run's formula."""
+        keys, self._of_window = self._of_window, {}
+        flops = [self.flops.by_formula(*keys[one.index]) if one.index in keys else (None, False) for one in steps]
+        pairs = zip(steps, flops, strict=True)
+        return tuple(replace(one, predicted=found, is_beyond=is_beyond) for one, (found, is_beyond) in pairs)
 
     def read(self, *, prefix: str) -> dict[str, float]:
         """Scalars of what went by since the last reading, and what its steps cost; none if no batch did."""

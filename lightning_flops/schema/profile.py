@@ -26,6 +26,7 @@ from lightning_flops.schema.step import (
 from lightning_flops.schema.trace import RanksProfile, TracedStep
 
 Origin = Literal["vendor", "given", "measured"]
+FlopsOf = Literal["counted", "formula", "estimate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,11 @@ class Profile(codec.Shown):
     #: Samples of this rank in one step, mean over the timed steps (the counted ones if none was timed).
     samples: float | None
     tokens: float | None  #: Tokens of this rank in one step, of the same steps as samples.
-    flops: StepFlops  #: FLOPs of one step, exact; if several were counted, their mean, rounded to whole FLOPs.
+    flops: StepFlops  #: FLOPs of one step; if of several, their mean, rounded to whole FLOPs.
+    #: Whose they and *dtypes* are: the ``counted`` steps', or the timed ones', by a ``formula`` of their sizes, or an
+    #: ``estimate``, as some are beyond the sizes that were counted.
+    flops_of: FlopsOf = "counted"
+    typical_flops_ratio: float = 1.0  #: FLOPs of a typical step by those of the mean of the timed ones.
     bytes_total: PhaseBytes  #: Bytes read and written by all operators, elementwise ones too, over all counted steps.
     dtypes: tuple[DtypeFlops, ...]  #: FLOPs by dtype, most hardware FLOPs first.
     #: Dense peak of this rank's device in every dtype for which it is known, used here or not.

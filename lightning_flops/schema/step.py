@@ -70,7 +70,7 @@ class PhaseProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DtypeFlops:
-    """FLOPs in one dtype of arithmetic, over all counted steps."""
+    """FLOPs of one step in one dtype of arithmetic."""
 
     dtype: str  #: Effective dtype of the arithmetic, such as ``bfloat16`` or ``tf32``.
     model: int  #: Forward + backward.

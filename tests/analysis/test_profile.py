@@ -4,7 +4,7 @@ import json
 import math
 import re
 from dataclasses import fields, is_dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -102,12 +102,71 @@ def test_several_counted_steps_give_totals_and_mean() -> None:
     assert profile.samples == (50 + 150) / 2
 
 
-def test_mean_of_steps_is_the_nearest_whole_flop_and_rates_keep_the_fraction() -> None:
+def test_mean_of_steps_is_the_nearest_whole_flop_and_rates_are_of_it() -> None:
     cells = (windows.cell("fc1", "forward", 5),)
     window = replace(MLP, flops=FlopRecord(cells=cells), counted_steps=(windows.step(3), windows.step(4)))
     profile = build_profile(window, config=CONFIG)
     assert profile.flops.forward == 3
-    assert profile.rates.forward_flops_per_sec == 2.5 / (6 * TICK)
+    assert profile.rates.forward_flops_per_sec == 3 / (6 * TICK)
+
+
+def in_gflops(forward: int, *, is_beyond: bool = False) -> dict[str, Any]:
+    """A forward of so many GFLOPs, and twice as many for the backward, in the dtype of the MLP."""
+    predicted = {("forward", "float32"): forward * 10**9, ("backward", "float32"): 2 * forward * 10**9}
+    return {"predicted": predicted, "is_beyond": is_beyond}
+
+
+def test_flops_of_a_window_are_those_of_its_timed_steps_where_a_formula_gives_them() -> None:
+    window = in_ticks(windows.variable_window())
+    seconds = PhaseSeconds(forward=6 * TICK, backward=8 * TICK, optimizer=2 * TICK)
+    costs, walls = (1, 2, 3, 4), (1, 2, 3, 30)  # of typical ones (the middle half) the second and the third
+    timed = tuple(
+        replace(windows.step(10 + place), seconds=replace(seconds, other=wall), **in_gflops(cost))
+        for place, (cost, wall) in enumerate(zip(costs, walls, strict=True))
+    )
+    profile = build_profile(replace(window, timed_steps=timed), config=CONFIG)
+    assert profile.flops_of == "formula"
+    assert (profile.flops.forward, profile.flops.backward) == (2_500_000_000, 5 * 10**9)
+    assert profile.flops.backward_estimated == 5 * 10**9
+    assert [(one.dtype, one.model) for one in profile.dtypes] == [("float32", 7_500_000_000)]
+    assert profile.rates.forward_flops_per_sec == 2_500_000_000 / (6 * TICK)
+    assert profile.typical_flops_ratio == 1.0  # 2.5 of 2.5
+    assert profile.per_step(profile.modules[0].total.forward) == 450e6  # the counted ones'
+    assert "FLOPs of a step, FLOP/s and MFU are of the 4 timed steps" in profile.notes[-1]
+    dearest = replace(timed[0], **in_gflops(9, is_beyond=True))
+    profile = build_profile(replace(window, timed_steps=(dearest, *timed[1:])), config=CONFIG)
+    assert (profile.flops_of, profile.flops.forward) == ("estimate", 4_500_000_000)
+    assert profile.typical_flops_ratio == 2.5 / 4.5
+    assert "1 of them beyond the counted sizes" in profile.notes[-1]
+
+
+@pytest.mark.parametrize("without", ["a formula of one step", "phases that are all training", "another cost"])
+def test_flops_of_a_window_are_those_of_its_counted_steps(without: str) -> None:
+    window = in_ticks(MLP)
+    timed = tuple(replace(one, **in_gflops(1)) for one in window.timed_steps)
+    if without == "a formula of one step":
+        timed = (*timed[:-1], replace(timed[-1], predicted=None))
+    elif without == "another cost":
+        flops = {("forward", "float32"): 600 * 10**6, ("backward", "float32"): 800 * 10**6}
+        timed = tuple(replace(one, predicted=flops) for one in timed)
+    else:
+        window = replace(window, phases={"training": {}, "rollout": {}})
+    profile = build_profile(replace(window, timed_steps=timed), config=CONFIG)
+    assert (profile.flops_of, profile.flops.forward, profile.typical_flops_ratio) == ("counted", 600 * 10**6, 1.0)
+
+
+def test_masks_skip_as_large_a_part_of_what_a_formula_gives_as_of_what_was_counted() -> None:
+    window = in_ticks(windows.transformer_window())
+    counted = build_profile(window, config=CONFIG)
+    doubled = {
+        (phase, dtype): 2 * sum(one.flops for one in window.flops.cells if (one.phase, one.dtype) == (phase, dtype))
+        for phase in ("forward", "backward", "recompute")
+        for dtype in ("bfloat16", "float32")
+    }
+    timed = tuple(replace(one, predicted=doubled) for one in window.timed_steps)
+    profile = build_profile(replace(window, timed_steps=timed), config=CONFIG)
+    assert profile.flops.skipped == 2 * counted.flops.skipped > 0
+    assert [one.executed_model for one in profile.dtypes] == [2 * one.executed_model for one in counted.dtypes]
 
 
 def test_window_without_timed_steps_has_counts_and_no_rates() -> None:

@@ -302,6 +302,10 @@ def test_variable_batches_are_counted_as_often_as_timed(trainer: MakeTrainer, wi
     assert flops(window) == batch_flops(batch=sum(sizes))
     assert [step.samples for step in window.counted_steps] == sizes
     assert [step.samples for step in window.timed_steps] == list(range(4, 14))
+    # Their FLOPs are those of the timed steps: a formula of the batch's size gives them.
+    profile = profile_of(callback)
+    assert (profile.flops_of, profile.samples) == ("formula", 8.5)
+    assert profile.flops.total == batch_flops(batch=sum(range(4, 14))).total / 10
 
 
 def test_each_fit_and_a_resumed_one_has_its_own_window(trainer: MakeTrainer, windows: list[Any], tmp_path: Any) -> None:

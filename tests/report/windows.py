@@ -333,7 +333,6 @@ def variable_window() -> WindowRecord:
             replace(one, samples=samples) for one, samples in zip(window.timed_steps, (50, 150) * 4, strict=True)
         ),
         variable=True,
-        notes=("Batch shapes keep changing: FLOPs and times are of different steps of the same run.",),
     )
 
 

@@ -437,3 +437,14 @@ def test_steps_of_one_shape_are_held_apart_by_whether_they_have_padding() -> Non
     for _ in range(10):
         flops.ran(FIXED, (whole,), 1, seconds=STEP_SEC)
     assert known(flops.totals()).model_flops == 3 * (8_000 + 11 * 10_000)
+
+
+@pytest.mark.parametrize(("size", "data_dependent", "gives"), [(4, False, 12), (16, False, 48), (4, True, None)])
+def test_a_formula_gives_the_flops_of_one_step(size: int, data_dependent: bool, gives: int | None) -> None:
+    flops = StepFlops()
+    for rows in (2, 6, 8):
+        counted(flops, Step((((rows, 5),),), forward=3 * rows, data_dependent=data_dependent))
+    found, is_beyond = flops.by_formula((((size, 5),),), (None,), 1)
+    assert found == (gives and {("forward", "float32"): gives, ("backward", "float32"): 2 * gives})
+    assert is_beyond is (size > 8)
+    assert flops.by_formula((((size, 5), (7,)),), (None,), 1) == (None, True)  # of another form
