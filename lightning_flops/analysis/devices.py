@@ -222,32 +222,3 @@ def device_abilities(
         return DeviceAbilities(pins_memory=pins_memory)
     dtypes = ("bfloat16", "float16") if capability >= (8, 0) else ("float16",) if capability >= (7, 0) else ()
     return DeviceAbilities(tensor_core_dtypes=dtypes, tf32=capability >= (8, 0), pins_memory=pins_memory)
-
-
-_ALIKE: Mapping[tuple[tuple[int, int], int], str] = {
-    ((7, 0), 80): "Tesla V100-SXM2-16GB",
-    ((7, 5), 40): "Tesla T4",
-    ((8, 0), 108): "NVIDIA A100-SXM4-80GB",
-    ((8, 6), 72): "NVIDIA A10",
-    ((8, 9), 58): "NVIDIA L4",
-    ((8, 9), 142): "NVIDIA L40S",
-    ((9, 0), 114): "NVIDIA H100 PCIe",
-    ((9, 0), 132): "NVIDIA H100 80GB HBM3",
-    ((10, 0), 148): "NVIDIA B200",
-    ((9, 0), 104): "AMD Instinct MI250",
-    ((9, 0), 110): "AMD Instinct MI250X",
-    ((9, 4), 228): "AMD Instinct MI300A",
-    ((9, 4), 304): "AMD Instinct MI300X",
-    ((9, 5), 256): "AMD Instinct MI355X",
-}
-"""By compute capability and multiprocessors, the device of a row that has these."""
-
-
-def device_like(name: str, capability: tuple[int, int] | None, multiprocessors: int | None) -> str | None:
-    """The name of the device that one without a row is likely to be; None where it has a row, or nothing is known.
-
-    *capability* is CUDA's, or what ROCm puts in its place; *name*, as torch has it, may be empty.
-    """
-    if capability is None or multiprocessors is None or device_named(name) is not None:
-        return None
-    return None if _PART.search(name) else _ALIKE.get((capability, multiprocessors))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from fractions import Fraction
+from dataclasses import asdict, replace
 from statistics import fmean
 
 from lightning_flops.analysis.advice import advise, starved_words, unexplained_words
@@ -24,7 +23,6 @@ from lightning_flops.analysis.rates import (
     build_rates,
     measured_peaks,
     peak_for,
-    ratio,
     whole,
 )
 from lightning_flops.analysis.timing import build_timing, middle_half, timed_steps
@@ -62,8 +60,13 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     timed, longer = timed_steps(window)
     steps = max(1, len(window.counted_steps))
     predicted = _predicted(window, timed)
-    flops, dtypes = _flops_of_a_step(window, predicted, 2 + config.recompute_fwd_factor if context.trains else 0)
-    estimates = any(one.is_beyond for one in timed)
+    of_step = FlopCounts(replace(window.flops, cells=_cells_of_a_step(window, predicted)))
+    flops = StepFlops(
+        **asdict(of_step.total),
+        skipped=of_step.skipped,
+        backward_estimated=of_step.estimated_backward(config.recompute_fwd_factor) if context.trains else 0,
+    )
+    dtypes, estimates = _flops_by_dtype(of_step.record.cells), any(one.is_beyond for one in timed)
     timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
     peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
     samples = _mean_amount([step.samples for step in timed or window.counted_steps])
@@ -213,42 +216,40 @@ def _predicted(window: WindowRecord, timed: Sequence[StepRecord]) -> list[Bucket
     return found if differ and len(found) == len(timed) and window.phases.keys() <= {TRAINING, REST} else []
 
 
-def _flops_of_a_step(
-    window: WindowRecord, predicted: Sequence[BucketFlops], factor: float
-) -> tuple[StepFlops, tuple[DtypeFlops, ...]]:
-    """FLOPs of one step, and in each dtype that has any, most first: the mean of those *predicted*, or counted.
+def _cells_of_a_step(window: WindowRecord, predicted: Sequence[BucketFlops]) -> tuple[OperatorCell, ...]:
+    """FLOPs of one step by phase and dtype: the mean of those *predicted*, or of the counted steps.
 
-    Of each phase and dtype as large a part is skipped as in the counted steps; *factor* x forward estimates a backward.
+    Of each phase and dtype as large a part is skipped as in the counted steps.
     """
-    counted, skips = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for cell in window.flops.cells:
-        counted[cell.phase, cell.dtype] += cell.flops
-        skips[cell.phase, cell.dtype] += cell.skipped
-    spent, steps = counted, max(1, len(window.counted_steps))
-    if predicted:
-        spent, steps = Counter(), len(predicted)
-        for flops in predicted:
-            spent.update(flops)
-    phases, skipped, dtypes = Counter[str](), 0, defaultdict[str, Counter[str]](Counter)
-    for (phase, dtype), amount in spent.items():
-        ran, part = whole(amount, of=steps), counted[phase, dtype]
-        unused = whole(ran * skips[phase, dtype], of=part) if part else 0
-        phases[phase] += ran
-        skipped += unused
-        dtypes[dtype].update(hardware=ran, executed=ran - unused)
-        is_model = phase in _OF_MODEL
-        dtypes[dtype].update(model=is_model * ran, executed_model=is_model * (ran - unused))
-    total = StepFlops(**phases, skipped=skipped, backward_estimated=round(Fraction(factor) * phases["forward"]))
-    found = [DtypeFlops(dtype=dtype, **sums) for dtype, sums in dtypes.items() if sums["hardware"]]
-    return total, tuple(sorted(found, key=lambda one: (-one.hardware, one.dtype)))
+    found = []
+    for key, cells in grouped(window.flops.cells, lambda cell: (cell.phase, cell.dtype)).items():
+        counted, skipped = sum(cell.flops for cell in cells), sum(cell.skipped for cell in cells)
+        amounts = [one.get(key, 0) for one in predicted]
+        flops = whole(sum(amounts) if amounts else counted, of=len(amounts) or max(1, len(window.counted_steps)))
+        found.append(replace(cells[0], flops=flops, skipped=whole(flops * skipped, of=counted or 1)))
+    return tuple(found)
 
 
 def _typical_ratio(timed: Sequence[StepRecord], predicted: Sequence[BucketFlops]) -> float:
     """FLOPs of a typical one of the *timed* steps by those of their mean; 1 where none are *predicted*."""
     spent = [sum(flops.values()) for flops in predicted]
     middle = middle_half([one.seconds.total for one in timed if one.seconds is not None])
-    typical = [spent[place] for place in middle] if spent else []
-    return ratio(part=fmean(typical), whole=fmean(spent)) or 1.0 if typical else 1.0
+    return fmean(spent[place] for place in middle) / fmean(spent) if any(spent) else 1.0
+
+
+def _flops_by_dtype(cells: Sequence[OperatorCell]) -> tuple[DtypeFlops, ...]:
+    """FLOPs in each dtype that has any, most first."""
+    found = (
+        DtypeFlops(
+            dtype=dtype,
+            model=sum(cell.flops for cell in group if cell.phase in _OF_MODEL),
+            hardware=sum(cell.flops for cell in group),
+            executed=sum(cell.flops - cell.skipped for cell in group),
+            executed_model=sum(cell.flops - cell.skipped for cell in group if cell.phase in _OF_MODEL),
+        )
+        for dtype, group in grouped((cell for cell in cells if cell.flops), lambda cell: cell.dtype).items()
+    )
+    return tuple(sorted(found, key=lambda one: (-one.hardware, one.dtype)))
 
 
 def _operators(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, ...]:
@@ -319,14 +320,12 @@ def _notes(
 
 def _whose(window: WindowRecord, timed: Sequence[StepRecord], predicted: Sequence[BucketFlops]) -> Iterator[str]:
     """Whose the FLOPs are, where the counted steps are not like the timed ones."""
+    number, beyond = len(window.counted_steps), sum(one.is_beyond for one in timed)
+    those, some = f"the {number} counted {plural('step', number)}", f"{beyond} of them beyond the counted sizes"
     if window.variable:
         yield "Batch shapes or the numbers of forwards, backwards and updates keep changing from step to step."
-    number, beyond = len(window.counted_steps), sum(one.is_beyond for one in timed)
-    those = f"the {number} counted {plural('step', number)}"
     if predicted:
-        by = "by an exact formula of the batch's sizes" + (
-            f", {beyond} of them beyond the counted sizes, where it is an estimate" if beyond else ""
-        )
+        by = "by an exact formula of the batch's sizes" + (f", {some}, where it is an estimate" if beyond else "")
         yield (
             f"FLOPs of a step, FLOP/s and MFU are of the {len(timed)} timed steps, {by}. FLOPs of modules and "
             f"operators are of {those}."

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_flops.analysis.devices import device_like, device_named
+from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.rates import MOST_OF_PEAK, NO_MFU, peak_for
 from lightning_flops.schema.tables import Flops, ModuleTable, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace import intervals
@@ -192,21 +192,14 @@ class _Device(NamedTuple):
     devices: int
     peak: Mapping[str, float | None]  #: Of one of them, by dtype; None where it is not known.
     bandwidth: float | None
-    notes: tuple[str, ...]
 
 
 def _device_of(trace: Trace, dtypes: Iterable[str], peaks: Peaks) -> _Device:
     used, count = trace.used_device, len(np.unique(trace.device[trace.kind == Kind.KERNEL]))
-    name, capability, sm_count = (used.name, used.compute_capability, used.sm_count) if used else ("", None, None)
-    alike = device_like(name, capability, sm_count)
-    guess = (
-        f"{f'No figures are known for {name!r}' if name else 'The trace does not name its device'}: by compute "
-        f"capability and {sm_count} multiprocessors it is taken for {alike}, so its peak is a guess (see --peak)."
-    )
-    given, row = peaks.flops_per_sec if count else None, device_named(alike or name)
-    peak = {dtype: peak_for(device_name=alike or name, dtype=dtype, given=given) for dtype in dtypes}
-    bandwidth = peaks.memory_bytes_per_sec or (row and row.memory_bytes_per_sec)
-    return _Device(name or alike or None, count, peak, bandwidth, () if alike is None else (guess,))
+    name = used.name if used else ""
+    given, row = peaks.flops_per_sec if count else None, device_named(name)
+    peak = {dtype: peak_for(device_name=name, dtype=dtype, given=given) for dtype in dtypes}
+    return _Device(name or None, count, peak, peaks.memory_bytes_per_sec or (row and row.memory_bytes_per_sec))
 
 
 class Work:
