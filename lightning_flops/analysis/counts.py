@@ -124,11 +124,6 @@ class FlopCounts:
         return self.total.total
 
     @property
-    def executed_flops(self) -> int:
-        """All four phases less what fused masked attention skips: what the kernels execute."""
-        return self.hardware_flops - self.skipped
-
-    @property
     def bytes(self) -> PhaseBytes:
         """Bytes that all operators read and wrote, views left out."""
         return bytes_by_phase(self.record.cells)
@@ -266,20 +261,12 @@ def lower_bound_modules(uncounted: Mapping[str, UncountedOperator]) -> frozenset
     return frozenset(above for name in inside - {OUTSIDE} for above in with_those_above(name))
 
 
-def depth_shown(modules: Iterable[ModuleProfile], *, limit: int) -> int:
-    """Deepest level that a report shows: *limit*, or the deepest of *modules* where that is less or *limit* is -1."""
-    deepest = max((module.depth for module in modules), default=0)
-    return deepest if limit < 0 else min(limit, deepest)
-
-
 def heaviest_types(
     modules: Iterable[ModuleProfile], *, depth: int, weight: Callable[[ModuleProfile], float]
 ) -> list[tuple[str, float]]:
     """The classes of modules at *depth* levels below the root that weigh anything, and how much, the heaviest first."""
-    sums: defaultdict[str, float] = defaultdict(int)
-    for module in modules:
-        if module.depth == depth:
-            sums[module.type_name] += weight(module)
+    types = grouped((module for module in modules if module.depth == depth), lambda module: module.type_name)
+    sums = {name: sum(map(weight, alike)) for name, alike in types.items()}
     return sorted(((name, size) for name, size in sums.items() if size), key=lambda item: -item[1])
 
 

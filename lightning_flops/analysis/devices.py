@@ -160,8 +160,8 @@ def _rows() -> Iterator[Device]:
 DEVICES = tuple(_rows())
 
 _VENDOR = re.compile(r"^\s*(?:(?:NVIDIA|Tesla|AMD)\s+)*", re.IGNORECASE)
+# ``H100 80GB HBM3 MIG 1g.10gb``, and virtual GPUs: ``A40-48Q``, ``GRID V100D-8C``, ``A100-4-20C``.
 _PART = re.compile(r"\bMIG\b|\bGRID\b|-\d+[ABCQ]\b|-\d+-\d+C\b", re.IGNORECASE)
-"""``H100 80GB HBM3 MIG 1g.10gb``, and virtual GPUs: ``A40-48Q``, ``GRID V100D-8C``, ``A100-4-20C``."""
 
 
 def name_of_chip(properties: Any) -> str:
@@ -183,11 +183,11 @@ def devices_called(name: str) -> tuple[Device, ...]:
     for family in ("", "GeForce ", "Instinct "):
         if (device := device_named(f"{family}{bare}")) is not None:
             return (device,)
-    return tuple(device for device in DEVICES if any(re.fullmatch(one, bare, re.I) for one in _first_words(device)))
-
-
-def _first_words(device: Device) -> list[str]:
-    return [re.split(r"[ (-]", one)[0] for one in re.split(r"\|(?![^(]*\))", device.name)]
+    return tuple(
+        device
+        for device in DEVICES
+        if any(re.fullmatch(re.split(r"[ (-]", one)[0], bare, re.I) for one in re.split(r"\|(?![^(]*\))", device.name))
+    )
 
 
 def why_no_peak(name: str, dtype: str) -> str:

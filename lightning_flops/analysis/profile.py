@@ -44,7 +44,7 @@ from lightning_flops.records import (
     StepSignature,
     WindowRecord,
 )
-from lightning_flops.schema.profile import Origin, Profile, ReportSettings
+from lightning_flops.schema.profile import FlopsOf, Origin, Profile, ReportSettings
 from lightning_flops.schema.step import DtypeFlops, OperatorProfile, StepFlops
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import percent, plural
@@ -58,15 +58,14 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     """Count, divide and look up: the profile of *window*, with its *traced* step, which no sink was given yet."""
     context, counts, cells = window.context, FlopCounts(window.flops), window.flops.cells
     timed, longer = timed_steps(window)
-    steps = max(1, len(window.counted_steps))
-    predicted = _predicted(window, timed)
+    steps, (predicted, flops_of) = max(1, len(window.counted_steps)), _predicted(window, timed)
     of_step = FlopCounts(replace(window.flops, cells=_cells_of_a_step(window, predicted)))
     flops = StepFlops(
         **asdict(of_step.total),
         skipped=of_step.skipped,
         backward_estimated=of_step.estimated_backward(config.recompute_fwd_factor) if context.trains else 0,
     )
-    dtypes, estimates = _flops_by_dtype(of_step.record.cells), any(one.is_beyond for one in timed)
+    dtypes = _flops_by_dtype(of_step.record.cells)
     timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
     peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
     samples = _mean_amount([step.samples for step in timed or window.counted_steps])
@@ -97,7 +96,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         samples=samples,
         tokens=tokens,
         flops=flops,
-        flops_of="counted" if not predicted else "estimate" if estimates else "formula",
+        flops_of=flops_of,
         typical_flops_ratio=_typical_ratio(timed, predicted),
         bytes_total=bytes_by_phase(cells),
         dtypes=dtypes,
@@ -205,15 +204,17 @@ def _not_ignored(name: str, ignored: Collection[str]) -> str:
     return name
 
 
-def _predicted(window: WindowRecord, timed: Sequence[StepRecord]) -> list[BucketFlops]:
+def _predicted(window: WindowRecord, timed: Sequence[StepRecord]) -> tuple[list[BucketFlops], FlopsOf]:
     """FLOPs of each of the *timed* steps by the run's formula; none where it lacks one's, or all cost what was counted.
 
-    What a rollout or a scoring costs goes by more than the batches show.
+    And whose a step's FLOPs are. What a rollout or a scoring costs goes by more than the batches show.
     """
     found = [one.predicted for one in timed if one.predicted is not None]
     costs = {PhaseFlops.summed((phase, amount) for (phase, _), amount in one.items()) for one in found}
     differ = costs != {one.flops for one in window.counted_steps}
-    return found if differ and len(found) == len(timed) and window.phases.keys() <= {TRAINING, REST} else []
+    if not (differ and found and len(found) == len(timed) and window.phases.keys() <= {TRAINING, REST}):
+        return [], "counted"
+    return found, "estimate" if any(one.is_beyond for one in timed) else "formula"
 
 
 def _cells_of_a_step(window: WindowRecord, predicted: Sequence[BucketFlops]) -> tuple[OperatorCell, ...]:

@@ -32,8 +32,8 @@ Tokens = tuple[BatchTokens | None, ...]  # of each batch of a step; None where o
 _Flops = Mapping[tuple[str, str], float]  # by bucket and dtype
 _Sums = dict[tuple[str, str], float]
 _Counts = Counter[frozenset[tuple[tuple[str, str], int]]]  # how often each count of a shape was found
+# By counts of their shape or by a formula; by either, where steps may differ; by the nearest counted shape.
 _How = Literal["counted", "formula", "varied", "nearest"]
-"""By counts of their shape or by a formula; by either, where steps may differ; by the nearest counted shape."""
 
 
 class _Shape(NamedTuple):

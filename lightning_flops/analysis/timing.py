@@ -31,19 +31,14 @@ _LEAST_PLAIN = 4  # from fewer steps no typical one is known
 _LONGEST_SEC = 1e9  # thirty years: no step takes longer
 
 
-def is_timed(step: StepRecord) -> bool:
-    """Whether the times of *step* are possible: no part negative or absurd, their sum above zero."""
-    seconds = step.seconds
-    return seconds is not None and all(_is_duration(getattr(seconds, one)) for one in _PHASES) and seconds.total > 0
-
-
 def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float]:
     """The steps of *window* whose times are possible, and how many times as long as a plain step one took.
 
-    Marks cost time, on a host-bound GPU above all. So the typical step is one of those between two stamps alone, and
-    each time of the others is scaled to it.
+    No part is negative or absurd, and their sum is above zero. Marks cost time, on a host-bound GPU above all. So the
+    typical step is one of those between two stamps alone, and each time of the others is scaled to it.
     """
-    steps = [step for step in window.timed_steps if is_timed(step)]
+    timed = [(step, step.seconds) for step in window.timed_steps if step.seconds is not None]
+    steps = [step for step, of in timed if of.total > 0 and all(map(_is_duration, asdict(of).values()))]
     plain = [seconds for seconds in window.plain_steps_sec if 0 < seconds <= _LONGEST_SEC]
     if not steps or len(plain) < _LEAST_PLAIN:
         return steps, 1.0
@@ -63,7 +58,7 @@ def build_timing(
     trains: bool = True,
     processor: ProcessorLoss | None = None,
 ) -> TimingProfile | None:
-    """Means and spread over *steps*, for which ``is_timed`` holds; None without any.
+    """Means and spread over *steps*, whose times are possible; None without any.
 
     Of *mixed_phases*, which cannot be separated, only the sum is given. Phases of training that took no time are not
     there in a run that does not train.
@@ -144,15 +139,14 @@ def _is_duration(seconds: float) -> bool:
 
 _ROWS: tuple[BudgetKey, ...] = get_args(BudgetKey)
 _DATA = {"data_wait", "transfer"}
-_NO_COMPUTE = {*_DATA, "bubble", "other"}
-"""Phases of a step in which the model does nothing."""
+_NO_COMPUTE = {*_DATA, "bubble", "other"}  # phases of a step in which the model does nothing
+# The rows that a trace divides, by fields of ``PartFilling``; the last has all where nothing is known.
 _FILLED: Mapping[BudgetKey, tuple[str, ...]] = {
     "operators": ("operators_ns",),
     "communication": ("communication_ns",),
     "idle": ("idle_ns", "copies_ns"),
     "compute": ("matmul_ns",),
 }
-"""The rows that a trace divides, by fields of ``PartFilling``; the last has all where nothing is known."""
 
 
 def build_budget(

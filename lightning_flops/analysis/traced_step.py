@@ -24,9 +24,9 @@ _US_PER_SEC = 1e6
 _FAR = 2.0  # traced and typical steps whose forward or backward differ by more than so many times are not compared
 _LEAST_STEPS = 4  # fewer traced steps say nothing of their spread
 _NAMED = 4
+# Standard error of a median by that of a mean. The deviation of a few steps is about the width of their middle half,
+# which one that something held up does not widen; of many it is less.
 _OF_A_MEDIAN = math.sqrt(math.pi / 2)
-"""Standard error of a median by that of a mean. The deviation of a few steps is about the width of their middle half,
-which one that something held up does not widen; of many it is less."""
 
 
 def build_traced_step(window: WindowRecord) -> TracedStep | None:

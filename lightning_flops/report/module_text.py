@@ -14,7 +14,6 @@ from typing import Any
 
 from lightning_flops.analysis.counts import (
     ModuleNode,
-    depth_shown,
     heaviest_types,
     lower_bound_modules,
     module_tree,
@@ -222,15 +221,7 @@ def aggregated_lines(profile: Profile, view: View = VIEW) -> list[str]:
     top, limit, modules = profile.settings.top_modules, profile.settings.module_depth, profile.modules
     if not modules:
         return []
-    weights: dict[str, tuple[str, Callable[[ModuleProfile], float]]] = {
-        "params": ("", lambda module: module.params if module.alias_of is None else 0),
-        "MACs": ("MACs", lambda module: profile.per_step(module.total.forward) / 2),
-        "bwd FLOPs": ("", lambda module: profile.per_step(module.total.backward)),
-        "fwd latency": ("s", lambda module: at("times.forward_sec")(module) or 0.0),
-        "bwd latency": ("s", lambda module: at("times.backward_sec")(module) or 0.0),
-    }
-    always = ("params", "MACs", "bwd FLOPs") if profile.has_backward else ("params", "MACs")
-    weights = {label: one for label, one in weights.items() if label in always or any(map(one[1], modules))}
+    weights, deepest = _weights(profile), max(module.depth for module in modules)
     bound = "; FLOPs and MACs are lower bounds" if profile.lower_bound else ""
     lines = [
         view.rule(f"Aggregated Profile per {device_word(profile)}"),
@@ -241,18 +232,30 @@ def aggregated_lines(profile: Profile, view: View = VIEW) -> list[str]:
             f", modules of one class at one depth added up{bound}:",
         ),
     ]
-    shown, deepest = depth_shown(modules, limit=limit), depth_shown(modules, limit=-1)
-    for depth in range(shown + 1):
+    for depth in range(1 + (deepest if limit < 0 else min(limit, deepest))):
         lines.append(f"depth {depth}:")
         for label, (unit, weight) in weights.items():
             found = heaviest_types(modules, depth=depth, weight=weight)
             entries = ", ".join(f"'{name or NOT_DESCRIBED}': '{amount(value, unit)}'" for name, value in found[:top])
             text = f"{{{entries}}}" + (f" and {len(found) - top} more" if len(found) > top else "")
             lines += _wrapped(profile, view, text if found else "none", first=f"    {label:<11} - ", rest=" " * 19)
-    if shown == limit < deepest:
+    if 0 <= limit < deepest:
         levels = f"{deepest} {plural('level', deepest)}"
         lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
     return lines
+
+
+def _weights(profile: Profile) -> dict[str, tuple[str, Callable[[ModuleProfile], float]]]:
+    """What modules weigh, by its label: its unit, and how much of it a module has; times where there are any."""
+    weights: dict[str, tuple[str, Callable[[ModuleProfile], float]]] = {
+        "params": ("", lambda module: module.params if module.alias_of is None else 0),
+        "MACs": ("MACs", lambda module: profile.per_step(module.total.forward) / 2),
+        "bwd FLOPs": ("", lambda module: profile.per_step(module.total.backward)),
+        "fwd latency": ("s", lambda module: at("times.forward_sec")(module) or 0.0),
+        "bwd latency": ("s", lambda module: at("times.backward_sec")(module) or 0.0),
+    }
+    always = ("params", "MACs", "bwd FLOPs") if profile.has_backward else ("params", "MACs")
+    return {label: one for label, one in weights.items() if label in always or any(map(one[1], profile.modules))}
 
 
 def detailed_lines(profile: Profile, view: View = VIEW) -> list[str]:
@@ -300,7 +303,6 @@ class _Tree:
     def __init__(self, profile: Profile, view: View) -> None:
         self._profile, self._wrapped = profile, partial(_wrapped, profile, view)
         self._lower_bounds = lower_bound_modules(profile.uncounted)
-        self._depth_shown = depth_shown(profile.modules, limit=profile.settings.module_depth)
         self._root = profile.modules[0]
         self._times = {module.name: module.times for module in profile.modules}
 
@@ -317,7 +319,7 @@ class _Tree:
         yield printable(f"{indent}{opening}")
         for part in [", ".join(parts)] if is_under_deepspeed(self._profile) else parts:
             yield from self._wrapped(part, first=inside, rest=inside)
-        if module.depth >= self._depth_shown:
+        if 0 <= self._profile.settings.module_depth <= module.depth:
             yield f"{inside}... {node.size - 1} modules inside, deeper than module_depth"
         else:
             for child in node.children:

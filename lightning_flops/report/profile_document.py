@@ -340,12 +340,6 @@ _FLOPS = {
 }
 
 
-_ATTENTION = {
-    "half": "that is flagged causal counts half the score matrix.",
-    "full": "counts the full score matrix, causal or not.",
-}
-
-
 def flops_section(profile: Profile) -> Section:
     """Every bucket of FLOPs that has any, to the last one, and why rates are not known."""
     flops, ranks, moved, trains = profile.flops, profile.ranks, profile.bytes_total, profile.has_backward
