@@ -62,12 +62,10 @@ class Place(NamedTuple):
 @functools.cache
 def _folders() -> tuple[str, ...]:
     """The folders of torch, of the standard library and of what is installed."""
-    paths = sysconfig.get_paths()
-    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    found |= {*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__)}
-    found |= {one for one in sys.path if os.path.basename(one.rstrip(os.sep)) in ("site-packages", "dist-packages")}
-    found.add(os.path.dirname(torch.__file__))
-    return tuple(os.path.realpath(one) + os.sep for one in found)
+    found = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += [one for one in sys.path if os.path.basename(one.rstrip(os.sep)) in ("site-packages", "dist-packages")]
+    found += [*site.getsitepackages(), site.getusersitepackages(), *map(os.path.dirname, (os.__file__, torch.__file__))]
+    return tuple({os.path.realpath(one) + os.sep for one in found})
 
 
 @functools.cache
@@ -182,7 +180,7 @@ class _LineTimer(PhaseTimer):
 class LineSampler:
     """Samples of the training thread in one step after the other, from ``resume`` to ``step_ends``.
 
-    Between these, and after ``stop``, no timer runs. The handler is in place from the first ``resume`` to ``stop``.
+    Between these, and after ``stop``, no timer runs. The handler is in place from ``begin`` to ``stop``.
     """
 
     def __init__(
@@ -207,25 +205,12 @@ class LineSampler:
 
     def begin(self) -> None:
         """The first step begins here, unless ``over`` says that nothing can be sampled."""
-        if not self.over:
-            self.why = why_not()
-            self.over = bool(self.why)
-            self.timer.begin()
-
-    def resume(self) -> None:
-        """A step begins, or goes on."""
-        if self.over or self._runs:
+        self.why = self.why or why_not()
+        self.over |= bool(self.why)
+        if self.over:
             return
-        if self._handler is None:
-            self._install()
-        elif signal.getsignal(signal.SIGALRM) is not self._handler or why_not(ours=True):
-            self.why, self.over = "the program has begun to use a profiler, or SIGALRM, itself", True
-            return
-        self.timer.go_on()
-        self._runs, self._last, self._last_ran = True, self._now(), self._ran()
-        self._arm()
+        self.timer.begin()
 
-    def _install(self) -> None:
         def handler(number: int, frame: FrameType | None) -> None:
             try:
                 self.take(frame)
@@ -239,6 +224,17 @@ class LineSampler:
         self._handler = handler
         signal.signal(signal.SIGALRM, handler)
         signal.siginterrupt(signal.SIGALRM, False)  # a library's call of the system is taken up again
+
+    def resume(self) -> None:
+        """A step begins, or goes on."""
+        if self.over or self._runs:
+            return
+        if signal.getsignal(signal.SIGALRM) is not self._handler or why_not(ours=True):
+            self.why, self.over = "the program has begun to use a profiler, or SIGALRM, itself", True
+            return
+        self.timer.go_on()
+        self._runs, self._last, self._last_ran = True, self._now(), self._ran()
+        self._arm()
 
     def _arm(self) -> None:
         rarer = 1 + len(self._samples) // _DENSE

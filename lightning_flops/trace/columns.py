@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, group_by, indices, merge
+from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, group_by, merge
 from lightning_flops.trace.names import Kind, host_collective, is_collective_kernel, is_of_another_vendor
 
 
@@ -133,6 +133,7 @@ class Trace:
     has_device = cached_property[bool](lambda trace: bool(trace.on_device.any()))
     #: Lengths of all device events, added up.
     device_work_ns = cached_property[int](lambda trace: int(trace.duration_ns[trace.on_device].sum()))
+    _rows = cached_property[Ints](lambda trace: np.arange(len(trace)))
     device_rows = cached_property[Ints](lambda trace: trace.by_start(trace.on_device))  #: Rows of these, by start.
 
     @cached_property
@@ -175,7 +176,7 @@ class Trace:
 
     def by_start(self, rows: Mask | Ints) -> Ints:
         """The given rows (a mask or indices) by start."""
-        rows = indices(rows)
+        rows = self._rows[rows]
         return rows[np.argsort(self.start_ns[rows], kind="stable")]
 
     def name_of(self, row: int) -> str:
@@ -188,7 +189,7 @@ class Trace:
 
     def merged(self, rows: Mask | Ints) -> Intervals:
         """The moments that the given rows (a mask or indices) cover."""
-        rows = indices(rows)
+        rows = self._rows[rows]
         return merge(self.start_ns[rows], self.end_ns[rows])
 
     def where(self, holds: Callable[[str], object], *kinds: Kind) -> Mask:

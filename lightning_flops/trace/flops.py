@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -263,9 +263,12 @@ class Work:
         """FLOPs by step and operator, the device's figures, and what was not counted."""
         uncounted, rows = self._uncounted()
         steps = [*self._steps(rows)]
-        for place, row in [*_impossible_steps(steps, uncounted)]:
-            steps[place] = replace(steps[place], mfu=None, hfu=None, of_peak=None, flops_per_sec=None)
-            uncounted.append(row)
+        left_out = "".join(f" ({one.reason})" for one in uncounted[:1])
+        nothing = "" if any(step.total for step in steps) else f"no call with FLOPs was counted in it{left_out}"
+        for place, step in enumerate(steps):
+            if nothing or (step.hfu or 0) > 1:
+                steps[place] = replace(step, mfu=None, hfu=None, of_peak=None, flops_per_sec=None)
+                uncounted.append(_impossible(step, nothing))
         walls = [step.wall_us for step in steps]
         shares = np.array([(step.mfu, step.hfu) for step in steps], dtype=np.float64)  # None is NaN
         means = np.average(shares, axis=0, weights=walls).tolist() if any(walls) else [math.nan] * 2
@@ -390,17 +393,9 @@ class Work:
         return rows, np.concatenate([self.uncounted, alone])
 
 
-def _impossible_steps(
-    steps: Sequence[TracedStepFlops], uncounted: Sequence[UncountedRow]
-) -> Iterator[tuple[int, UncountedRow]]:
-    """The places of *steps* whose MFU is no figure, and why it is none."""
-    left_out = "".join(f" ({one.reason})" for one in uncounted[:1])
-    nothing = "" if any(step.total for step in steps) else f"no call with FLOPs was counted in it{left_out}"
-    for place, step in enumerate(steps):
-        if nothing or (step.hfu or 0) > 1:
-            name = "the whole trace" if step.step is None else f"step {step.step}"
-            why = (
-                "so time is missing" if (step.of_peak or 0) > 1 else "with those of masked attention, which do not run"
-            )
-            missing = f"its FLOPs take {step.hfu or 0:.1f} times its time at the peak, {why}"
-            yield place, UncountedRow(name=name, calls=1, reason=NO_MFU + (nothing or missing))
+def _impossible(step: TracedStepFlops, nothing: str) -> UncountedRow:
+    """Why the MFU of *step* is no figure: there is *nothing* in it, in words, or it is beyond the peak."""
+    name = "the whole trace" if step.step is None else f"step {step.step}"
+    why = "so time is missing" if (step.of_peak or 0) > 1 else "with those of masked attention, which do not run"
+    missing = f"its FLOPs take {step.hfu or 0:.1f} times its time at the peak, {why}"
+    return UncountedRow(name=name, calls=1, reason=NO_MFU + (nothing or missing))

@@ -28,11 +28,6 @@ def order_by(keys: npt.NDArray[np.signedinteger]) -> Ints:
     return np.argsort(keys.astype(np.uint16) if small else keys, kind="stable")
 
 
-def indices(rows: Mask | Ints) -> Ints:
-    """The given rows, a mask or indices, as indices."""
-    return np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64, copy=False)
-
-
 def numbered(values: Iterable[K]) -> tuple[list[K], Ints]:
     """The different ones of *values* in order of first appearance, and for each value its place among these."""
     found: dict[K, int] = {}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from decimal import Decimal
+from functools import lru_cache
 from itertools import compress, count
 from os import PathLike, fspath
 from typing import IO, Any, cast
@@ -145,6 +146,12 @@ def _converted(value: Any, to: Any) -> Any:
         return None
 
 
+@lru_cache(maxsize=4096)
+def _kind_of(category: str | None) -> int:
+    """The kind of events of this category, which torch 1.8 wrote with capitals; a number of its own if not torch's."""
+    return KIND_OF_CATEGORY.get((category or "").lower(), _FOREIGN)
+
+
 _Numbers = defaultdict[Any, int]
 
 
@@ -165,9 +172,11 @@ class Columns:
         spans: list[Any] = [event for event in events if event.ph == "X"]
         if len(spans) < len(events):
             self._add_marks([event for event in events if event.ph != "X"])
-        kinds = bytes([KIND_OF_CATEGORY.get(span.cat, _FOREIGN) for span in spans])
+        kinds = bytes(map(_kind_of, [span.cat for span in spans]))
         if _FOREIGN in kinds:
-            spans, kinds = self._without_foreign(spans)
+            ours = [kind != _FOREIGN for kind in kinds]
+            self._foreign.update((one.cat or "", one.pid) for one, own in zip(spans, ours, strict=True) if not own)
+            spans, kinds = [*compress(spans, ours)], bytes(compress(kinds, ours))
         times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
         self._parts["start_ns"] += times[: len(spans)].tobytes()
         self._parts["duration_ns"] += times[len(spans) :].tobytes()
@@ -186,13 +195,6 @@ class Columns:
         for row, one in enumerate(given, len(self._parts["kind"])):
             if one.occupancy_percent == 0 and (shared := _number(one.shared_memory, 0)) > _MUCH_SHARED_BYTES:
                 self._without_occupancy[row] = bytes(one.grid), bytes(one.block), one.registers, int(shared)
-
-    def _without_foreign(self, spans: Sequence[Any]) -> tuple[list[Any], bytes]:
-        """Those of *spans* that torch wrote, and their kinds; torch 1.8 wrote categories with capitals."""
-        kinds = bytes([KIND_OF_CATEGORY.get((span.cat or "").lower(), _FOREIGN) for span in spans])
-        ours = [kind != _FOREIGN for kind in kinds]
-        self._foreign.update((one.cat or "", one.pid) for one, own in zip(spans, ours, strict=True) if not own)
-        return [*compress(spans, ours)], bytes(compress(kinds, ours))
 
     def _named(self, spans: Sequence[Any]) -> dict[str, list[int]]:
         """Columns of what stands in many events: the number of each."""

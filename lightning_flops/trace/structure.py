@@ -210,8 +210,7 @@ def _homes(trace: Trace, process: Ints, hosts: list[int], names: list[str]) -> d
     """For each process on a device the one of *hosts* that launched it, as far as that is known."""
     labels = [name[: name.find("]") + 1] if name.startswith("[") else "" for name in names]
     devices, home = np.unique(process[trace.on_device]).tolist(), dict[int, int]()
-    alike = {one: [host for host in hosts if labels[host] == labels[one]] for one in devices}
-    left = {one: _able(trace, process, alike[one], one) for one in devices}
+    left = {one: _able(trace, process, [host for host in hosts if labels[host] == labels[one]], one) for one in devices}
     while sure := [device for device, able in left.items() if len(able) == 1]:
         (home[sure[0]],) = left.pop(sure[0])
         if len(devices) == len(hosts):  # each has one of its own

@@ -10,8 +10,7 @@ import functools
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -47,9 +46,7 @@ class WallClock:
         """Seconds from *start* to *end* where the work of the step happens: on the device, if there is one."""
         return float(end - start)
 
-    def host_seconds_between(self, start: Any, end: Any) -> float:
-        """Seconds from *start* to *end* on the host."""
-        return float(end - start)
+    host_seconds_between = seconds_between  #: Seconds on the host.
 
 
 _READY_EVENTS = 256  # more than the marks of most windows, made before the first step
@@ -223,6 +220,9 @@ class PhaseTimer(Parts):
 logger = package_logger(__name__)
 
 
+_NO_MODULE = "(none)"  # no name has a bracket
+
+
 class ModuleTimer:
     """Times the forwards of a model's modules on the thread that entered it.
 
@@ -241,7 +241,7 @@ class ModuleTimer:
         self._names = ModuleNames(root)
         self._thread = threading.get_ident()
         self._running: list[tuple[nn.Module | None, str]] = []  # the forwards that are running, by module and name
-        self._stamps: list[tuple[Any, str | None]] = []  # stamps, each with the name of the module that runs from there
+        self._stamps: list[tuple[Any, str]] = []  # stamps, each with the name of the module that runs from there
         self._undo = Undo()
         self.outermost_calls = 0  # calls of the root, or of a module below it that was called from outside
 
@@ -255,31 +255,29 @@ class ModuleTimer:
         self._undo.close()
         self._end_all()
 
-    @contextmanager
-    def in_root(self) -> Iterator[None]:
-        """Inside, time outside of module forwards is the root's own: for a call that is not a forward."""
+    def in_root(self) -> Undo:
+        """Until then, time outside of module forwards is the root's own: for a call that is not a forward."""
+        undo = Undo()
+        undo.callback(self._end_all)
         self.outermost_calls += 1
         self._running.append((None, ""))
         self._goes_on()
-        try:
-            yield
-        finally:
-            self._end_all()
+        return undo
 
     def seconds(self) -> dict[str, float] | None:
         """Own seconds of each module so far, by name; None if we cannot time the device, or if timing failed."""
         if not self._is_timed:
             return None
         self._clock.settle()
-        own_sec: dict[str, float] = {}
+        own_sec = defaultdict[str, float](float)
         for (start, name), (end, _) in itertools.pairwise(self._stamps):
-            if name is not None:
-                own_sec[name] = own_sec.get(name, 0.0) + self._clock.seconds_between(start, end)
+            own_sec[name] += self._clock.seconds_between(start, end)
+        own_sec.pop(_NO_MODULE, None)
         return own_sec
 
-    def _goes_on(self) -> None:
-        """From here on the innermost of the forwards that are running has the time."""
-        self._stamps.append((self._clock.stamp(), self._running[-1][1] if self._running else None))
+    def _goes_on(self, *ours: tuple[Any, str]) -> None:
+        """From here on the innermost of the forwards that are running has the time, after what was *ours*."""
+        self._stamps += [*ours, (self._clock.stamp(), self._running[-1][1] if self._running else _NO_MODULE)]
 
     def _end_all(self) -> None:
         if self._running:
@@ -295,8 +293,7 @@ class ModuleTimer:
             return
         self.outermost_calls += not running
         running.append((module, name))
-        self._stamps.append((begun, None))
-        self._goes_on()
+        self._goes_on((begun, _NO_MODULE))
 
     def _on_leave(self, module: nn.Module, args: Any, output: Any) -> None:
         begun, running = self._clock.stamp(), self._running
@@ -304,8 +301,7 @@ class ModuleTimer:
         if depth is None or self._is_elsewhere():
             return
         del running[depth:]  # the calls above it ended by an error that skips hooks
-        self._stamps.append((begun, None))
-        self._goes_on()
+        self._goes_on((begun, _NO_MODULE))
 
     def _fail(self, error: Exception) -> None:
         if self._is_timed:
