@@ -176,7 +176,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         asked_for = not self._for_any_trainer or block_of(trainer) is not None
         folder = f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}" if asked_for else self._folder
         to: dict[str, Any] = {"config": self._config, "publish": self._profiles.append, "own_folder": folder}
-        self._begin_run(LightningAdapter(trainer, pl_module, _LOOPS[trainer.state.fn], **to))
+        self._begin_run(LightningAdapter(self, trainer, pl_module, _LOOPS[trainer.state.fn], **to))
 
     on_predict_start = on_test_start = on_train_start
 
@@ -223,6 +223,11 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._adapter is not None:
             self._adapter.outside("epoch restart")
+
+    @safe
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._adapter is not None:
+            self._adapter.saves()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish()

@@ -341,7 +341,7 @@ MUTATIONS = (
         "loops/test_steps.py",
     ),
     Mutation(
-        "adapters/steps.py", "self.away &= source not in heard.feeders", "self.away = False", "loops/test_steps.py"
+        "adapters/steps.py", "self.away &= source not in known.feeders", "self.away = False", "loops/test_steps.py"
     ),
 )
 

@@ -232,7 +232,7 @@ class EngineAdapter(LoopAdapter):
             unseen=self.unseen,
             ends_when_dropped=True,
         )
-        self._steps.says.ends = True
+        self._steps.known.says_ends = True
         self._known.accumulate = accumulate
         self._is_half = self._begins_amid_step()  # the step that runs was not seen from its beginning
         switch_off_builtin(engine, self.run)

@@ -7,10 +7,11 @@ transfer, the step, the backward and the optimizer.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -20,15 +21,16 @@ from torch import nn
 
 from lightning_flops.adapters.phases import PhasedAdapter
 from lightning_flops.adapters.place import announce_in_log, mesh_sizes, run_context_on, sizes_along
-from lightning_flops.adapters.wrapping import Hook, hear, hear_actions, hear_fetches
+from lightning_flops.adapters.wrapping import Hook, hear, hear_fetches
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.batches import samples_in, tensor_shapes
+from lightning_flops.measure.patches import listen
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import Loop, RunContext, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.run import Run, safe
+from lightning_flops.run.run import Run
 from lightning_flops.run.throughput import Batch
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
@@ -41,18 +43,27 @@ else:  # LightningCLI runs the callback's TYPE_CHECKING imports: these must not 
 
 IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")  # the two names under which Lightning is installed
 
-# Hooks of the user's, which run inside the backward and the optimizer's step.
-_HOOKS = ("on_before_backward", "on_after_backward", "on_before_zero_grad", "on_before_optimizer_step")
-
 _PARTS: dict[str, TimePhase] = {  # of a step, by the Trainer's action
     "batch_to_device": "transfer",
     **dict.fromkeys(("training_step", "validation_step", "test_step", "predict_step"), "forward"),
     "optimizer_step": "other",
     "optimizer_zero_grad": "optimizer",
     "configure_gradient_clipping": "optimizer",
-    **dict.fromkeys(_HOOKS, "other"),
+}
+_OPENS: dict[str, TimePhase] = {
+    # Autograd runs between the last hook before the backward, which is the module's, and the first one after it.
+    "on_before_backward": "backward",
+    # The update's action is around the closure with the forward and the backward. Its own work follows on clipping,
+    # which is the last thing in there; what Lightning does around these is other.
+    "configure_gradient_clipping": "optimizer",
+}
+"""Parts that begin where an action ends. They are over where one of these begins, or else ends:"""
+_CLOSES: dict[tuple[str, bool], TimePhase] = {
+    ("on_after_backward", True): "backward",
+    ("optimizer_step", False): "optimizer",
 }
 
+_KINDS = {"next", *_PARTS, *_OPENS, *(kind for kind, _ in _CLOSES)}
 _SEVERAL = (Mapping, list, tuple)  # what holds several loaders
 _OTHER_FIT = "another fit"
 _EVERY_LOOP = "_call_and_handle_interrupt"  # of Lightning's module ``trainer.call``: runs each loop of each Trainer
@@ -69,13 +80,18 @@ class _Done:
     attempts: int = 0  # of the Trainer's optimizers until the latest batch
     updates: int = 0  # that the optimizers themselves have made since then
     waits: bool = False  # it waits for a batch of this run's steps, or has
+    inner: set[TimePhase] = field(default_factory=set)  # parts of ``_OPENS`` that run, while parts are marked
 
 
 class LightningAdapter(PhasedAdapter):
-    """The adapter of one *loop* of a Trainer's, on one rank; *own_folder* takes reports if no logger has a folder."""
+    """The adapter of one *loop* of a Trainer's, on one rank, for *callback*.
+
+    *own_folder* takes reports if no logger has a folder.
+    """
 
     def __init__(
         self,
+        callback: Any,
         trainer: Trainer,
         pl_module: LightningModule,
         loop: Loop,
@@ -84,7 +100,7 @@ class LightningAdapter(PhasedAdapter):
         publish: Callable[[Profile], None],
         own_folder: str | None,
     ) -> None:
-        self._trainer = trainer
+        self._callback, self._trainer = callback, trainer
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
         self._engine = engine = _engine_of(trainer) if self._trains else None
@@ -99,8 +115,6 @@ class LightningAdapter(PhasedAdapter):
         epochs, stepped = trainer.fit_loop.epoch_loop, "_batches_that_stepped"  # a private name
         of_fit: tuple[Any, str] = (epochs, stepped) if hasattr(epochs, stepped) else (trainer, "global_step")
         self._axis = of_fit if self._trains else (self._done, "batches")
-        self._hooked: frozenset[str] = frozenset()  # actions of hooks in which something runs
-        self._in_backward = self._updates = False  # while parts are marked: autograd runs, the optimizer computes
         step = config.next_profile_step(steps_done=0)
         if step is not None:  # a loop that is known to be too short for it is profiled in its last step
             step = int(min(step, max(0, _steps_in(trainer, loop) - 1)))
@@ -160,15 +174,10 @@ class LightningAdapter(PhasedAdapter):
         undo = self.run.undo
         self.run.begin()
         hear_fetches(self, undo)
-        trainer: Any = self._trainer
-        left_out: list[tuple[Any, str, str, Any]] = [(type(trainer), "save_checkpoint", "checkpoint", trainer)]
-        if self._trains:  # a finder calls the loop that runs once more
-            left_out.append((type(trainer.fit_loop), "run", _OTHER_FIT, trainer.fit_loop))
-        calls = [sys.modules.get(f"{root}.trainer.call") for root in IMPORT_ROOTS]
-        left_out += [(one, _EVERY_LOOP, _OTHER_FIT, None) for one in calls if hasattr(one, _EVERY_LOOP)]
-        for owner, name, what, only in left_out:
-            leaves = partial(LightningAdapter._leaves, what=what)
-            hear(self, owner, name, undo, begins=leaves, ends=LightningAdapter._comes_back, of=only)
+        for module in filter(None, (sys.modules.get(f"{root}.trainer.call") for root in IMPORT_ROOTS)):
+            if hasattr(module, _EVERY_LOOP):
+                begins, ends = LightningAdapter._leaves, LightningAdapter._comes_back
+                hear(self, module, _EVERY_LOOP, undo, begins=begins, ends=ends)
         if self._manual:
             self._hear_what_is_called_by_hand(undo)
         self._done.attempts = self._attempted()
@@ -179,62 +188,37 @@ class LightningAdapter(PhasedAdapter):
     def mark_parts(self, stack: Undo) -> None:
         """Hear the Trainer's own profiler."""
         super().mark_parts(stack)
-        self._hooked = _hooked(self._trainer)
-        hear_actions(self, type(self._trainer.profiler), stack)  # type: ignore[attr-defined]
+        self._done.inner.clear()
+        for method in ("start", "stop"):
+            notify = partial(LightningAdapter._action, begins=method == "start")
+            listen(stack, type(self._trainer.profiler), method, Hook(self, notify), around=_told)  # type: ignore[attr-defined]
 
-    @safe
-    def heard_as(self, action_name: str, *, begins: bool) -> Callable[[], object] | None:
-        """What is done where an action of this name begins, or ends; None: it is no part of a step."""
-        owner, _, kind = action_name.rpartition(".")
-        kind = "next" if kind.endswith("_next") else kind
-        is_theirs = kind in _OF_STRATEGY and not owner.startswith("[Strategy]")  # of the user's module
-        is_empty = kind in _HOOKS and action_name not in self._hooked
-        does: Callable[[], object] | None = None
-        if (part := _PARTS.get(kind)) is not None and not (is_theirs or is_empty):
-            does = partial(self.run.enter, part, counts=part == "forward") if begins else self.run.leave
-        own = _OWN.get((kind, begins))
-        if own is None or (kind == "on_before_backward" and not owner.startswith("[LightningModule]")):
-            return does
-        return partial(own, self, does)
+    def _action(self, profiler: Any, action: str, *, begins: bool) -> None:
+        """An action of *profiler*'s begins, or ends."""
+        if profiler is not self._trainer.profiler or self._is_elsewhere():  # type: ignore[attr-defined]
+            return
+        run, inner, (kind, part) = self.run, self._done.inner, _meaning(action)
+        if kind == "next":
+            self.fetch_begins() if begins else self.fetch_ends(None)
+        if (over := _CLOSES.get((kind, begins))) in inner:
+            inner.remove(over)
+            run.leave()
+        if part is not None:
+            run.enter(part, counts=part == "forward") if begins else run.leave()
+        if not begins and kind in _OPENS and _OPENS[kind] not in inner:
+            inner.add(_OPENS[kind])
+            engine = self._engine if _OPENS[kind] == "optimizer" else None
+            # Lightning calls DeepSpeed's update after every batch.
+            run.enter(_OPENS[kind], counts=engine is None or bool(engine.is_gradient_accumulation_boundary()))
 
-    @safe
-    def hear_action(self, profiler: Any, heard: Callable[[], object]) -> None:
-        """An action of *profiler*'s begins or ends, as which this is *heard*."""
-        if profiler is self._trainer.profiler and _OTHER_FIT not in self.run.outside_of:  # type: ignore[attr-defined]
-            heard()
-
-    # Of these each does what it does as a part, too, if it is one.
-
-    def _backward_begins(self, does: Callable[[], object] | None) -> None:
-        if does is not None:
-            does()
-        self._in_backward = True
-        self.run.enter("backward")
-
-    def _backward_is_over(self, does: Callable[[], object] | None) -> None:
-        if self._in_backward:
-            self._in_backward = False
-            self.run.leave()
-        if does is not None:
-            does()
-
-    def _clipped(self, does: Callable[[], object]) -> None:
-        does()
-        if not self._updates:
-            self._updates = True
-            engine = self._engine  # Lightning calls DeepSpeed's update after every batch
-            self.run.enter("optimizer", counts=engine is None or bool(engine.is_gradient_accumulation_boundary()))
-
-    def _update_ends(self, does: Callable[[], object]) -> None:
-        if self._updates:
-            self._updates = False
-            self.run.leave()
-        does()
+    def _is_elsewhere(self) -> bool:
+        """Whether another fit runs inside of this one: another Trainer's, or a finder's, which takes callbacks off."""
+        return _OTHER_FIT in self.run.outside_of or self._callback not in self._trainer.callbacks  # type: ignore[attr-defined]
 
     def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
-        # Not for a validation inside the fit, nor another fit.
-        self._done.waits = not (_OTHER_FIT in self.run.outside_of or (self._trains and not self._trainer.training))
+        # Not for a validation inside the fit.
+        self._done.waits = not (self._is_elsewhere() or (self._trains and not self._trainer.training))
         if self._done.waits:
             if self.run.between:
                 self.run.between_steps("")
@@ -247,10 +231,10 @@ class LightningAdapter(PhasedAdapter):
             if self._reads_ahead:
                 self.run.tokens.fetch(batch)
 
-    # ---- fits inside of this one, a finder's and those of other Trainers, and checkpoints
+    # ---- fits of other Trainers inside of this one
 
-    def _leaves(self, *_: Any, what: str, **__: Any) -> None:
-        self.run.outside(what)
+    def _leaves(self, *_: Any, **__: Any) -> None:
+        self.run.outside(_OTHER_FIT)
 
     def _comes_back(self, _: Any) -> None:
         self.run.inside()
@@ -272,7 +256,7 @@ class LightningAdapter(PhasedAdapter):
 
     def _ends_by_hand(self, /, *_: Any, part: TimePhase) -> None:
         self.run.leave()
-        self._done.updates += part == "optimizer" and _OTHER_FIT not in self.run.outside_of
+        self._done.updates += part == "optimizer" and not self._is_elsewhere()
 
     # ---- batches, epochs, validations: hooks of the callback, which are safe
 
@@ -280,6 +264,11 @@ class LightningAdapter(PhasedAdapter):
         """*what* begins between two batches, and belongs to no step, nor does what ran since the last batch."""
         self.run.tokens.fetched.clear()
         self.run.between_steps(what, since_batch=True)
+
+    def saves(self) -> None:
+        """A checkpoint is being saved; between two batches it belongs to no step, until the next one is asked for."""
+        if self._batch[0] is None:
+            self.run.between_steps("checkpoint")
 
     def batch_starts(self, batch: Any) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
@@ -324,34 +313,32 @@ class LightningAdapter(PhasedAdapter):
         return int(getattr(*self._axis))
 
 
-_OWN: dict[tuple[str, bool], Callable[..., object]] = {
-    ("next", True): LightningAdapter.fetch_begins,
-    ("next", False): LightningAdapter.fetch_ends,
-    # Autograd runs between the last hook before the backward, which is the module's, and the first one after it.
-    ("on_before_backward", False): LightningAdapter._backward_begins,
-    ("on_after_backward", True): LightningAdapter._backward_is_over,
-    # The update's action is around the closure with the forward and the backward. Its own work follows on clipping,
-    # which is the last thing in there; what Lightning does around these is other.
-    ("configure_gradient_clipping", False): LightningAdapter._clipped,
-    ("optimizer_step", False): LightningAdapter._update_ends,
-}
-"""What is done where an action begins, or else ends, by its kind."""
+def _told(hooks: list[Hook], original: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrapper of a profiler's ``start`` or ``stop``, which a step calls some fifty times, mostly for nothing."""
+
+    @functools.wraps(original)
+    def call(self: Any, action_name: str, *args: Any, **kwargs: Any) -> Any:
+        if any(_meaning(action_name)):
+            for hook in hooks:
+                hook(self, action_name)
+        return original(self, action_name, *args, **kwargs)
+
+    return call
+
+
+@functools.cache
+def _meaning(action: str) -> tuple[str, TimePhase | None]:
+    """The kind of an *action*, empty for one that says nothing of a step, and the part that it is, if it is one."""
+    owner, _, kind = action.rpartition(".")
+    # The user's module has methods of the same names as the strategy's, and callbacks hooks of the module's.
+    is_theirs = kind in _OF_STRATEGY and not owner.startswith("[Strategy]")
+    if is_theirs or (kind == "on_before_backward" and not owner.startswith("[LightningModule]")):
+        return "", None
+    kind = "next" if kind.endswith("_next") else kind
+    return kind if kind in _KINDS else "", _PARTS.get(kind)
 
 
 # ---- what a Trainer knows about its run, and where its reports go; nothing here asks another rank
-
-
-def _hooked(trainer: Trainer) -> frozenset[str]:
-    """Actions of hooks in which something runs: marking one of Lightning's own costs more than calling it."""
-    bases = {f"{root}.{base}" for root in IMPORT_ROOTS for base in ("callbacks.callback", "core.hooks")}
-    owners = [(f"[Callback]{one.state_key}", one) for one in trainer.callbacks]  # type: ignore[attr-defined]
-    owners.append((f"[LightningModule]{type(trainer.lightning_module).__name__}", trainer.lightning_module))
-
-    def runs(owner: Any, hook: str) -> bool:
-        holder = next((one for one in (owner, *type(owner).__mro__) if hook in vars(one)), owner)
-        return holder is owner or holder.__module__ not in bases
-
-    return frozenset(f"{name}.{hook}" for name, owner in owners for hook in _HOOKS if runs(owner, hook))
 
 
 def is_lightnings(kind: type) -> bool:

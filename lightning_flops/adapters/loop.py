@@ -236,7 +236,7 @@ class LoopAdapter(PhasedAdapter):
             rows = (declared,) * number
         elif ended.why:
             run.notes.add_for_run(_NO_SAMPLES.format(ended.why))
-        if not self._steps.heard.calls and run.window.marks is not None:
+        if not self._steps.known.calls and run.window.marks is not None:
             run.notes.add(_NOT_CALLED)
         known.accumulate = max(known.accumulate, number)  # the last step of an epoch may have fewer
         batches = [(one.given, one.shapes, one.tokens) for one in found]
@@ -253,8 +253,8 @@ class LoopAdapter(PhasedAdapter):
         """A model is called."""
         steps, run, inside = self._steps, self.run, self._steps.inside
         # A model inside another one, a recomputation, or in what the loop leaves out.
-        if inside.of_calls:
-            steps.forward_begins(None, None)
+        if inside.forwards or inside.backwards or inside.fetches or inside.left_out:
+            inside.forwards += 1
             return
         computed, grads = steps.step.computed, torch.is_grad_enabled()
         given = self._given(args, kwargs)
@@ -310,7 +310,7 @@ class LoopAdapter(PhasedAdapter):
         if run.tokens.fetched or (run.tokens.reads and not isinstance(given, torch.Tensor)):
             one.tokens = self._tokens(given, shapes)
         self._running.micro_steps.append(one)
-        if is_first and not (self.counts_at_fetch and self._steps.heard.feeders):
+        if is_first and not (self.counts_at_fetch and self._steps.known.feeders):
             self._may_count(one.shapes, one.tokens)
 
     def _may_count(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
@@ -329,7 +329,8 @@ class LoopAdapter(PhasedAdapter):
         """A model's forward is over, or has raised; in an optimizer's closure, the loss is still a part of it."""
         steps, step = self._steps, self._running
         steps.forward_ends()
-        if output is None and not steps.inside.of_calls and step.micro_steps:  # it has raised: this was not computed
+        is_inner = steps.inside.forwards or steps.inside.backwards or steps.inside.left_out
+        if output is None and not is_inner and step.micro_steps:  # it has raised: this was not computed
             last = step.micro_steps[-1]
             last.shapes = last.shapes[: len(last.shapes) - len(step.latest)]
         if self._in_forward and not steps.inside.updates:
@@ -402,7 +403,7 @@ class LoopAdapter(PhasedAdapter):
         if is_new := fetches.asked() is not source:
             fetches.asked = weakref.ref(source)
             fetches.names = self._name(source), self._name(loader_of(source))
-        training = fetches.names[0] in steps.heard.feeders or any(one.training for one in called_in(self.facts.root))
+        training = fetches.names[0] in steps.known.feeders or any(one.training for one in called_in(self.facts.root))
         part = steps.fetch_begins(*fetches.names, grads=torch.is_grad_enabled(), training=training)
         if steps.ended is not None or steps.away is not bool(run.between):
             self._follow()
@@ -449,7 +450,7 @@ class LoopAdapter(PhasedAdapter):
         """A phase of the step *begins*, or ends: nothing in it is an evaluation."""
         steps = self._steps
         steps.inside.phases += 1 if begins else -1
-        steps.away &= steps.inside.left_out > 0 or steps.says.outside
+        steps.away &= steps.inside.left_out > 0 or steps.known.says_outside
         self._follow()
 
     @safe

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Literal
 
 _DOUBTFUL = "a batch may have been trained on that was taken for one of an evaluation"
-_PARTLY = "the model was called without gradients on a batch, and trained on a part of it"
 _MOST_AHEAD = 2  # batches that stay fetched ahead from step to step; a loop that skips some at a resume leaves more
 
 
@@ -40,16 +39,6 @@ class _Fetched:
     left: int = 0  # rows that nothing was trained on so far
     looker: Hashable = None  # model that was called with as many rows, without gradients, before anything trained
 
-    def use(self, rows: int | None, got: int) -> int | None:
-        """Its rows that a forward on *rows* is on, of which that has *got* some from another batch."""
-        if self.parts == rows != self.rows:  # its parts were samples
-            self.rows, self.parts = rows, 1
-        used = self.rows
-        if rows is not None:
-            used = rows if used is None else min(used, rows - got)
-        self.left = 0 if self.rows is None or used is None else self.rows - used
-        return used
-
 
 @dataclass(slots=True)
 class _Step:
@@ -65,8 +54,7 @@ class _Step:
     own_model: Hashable = None  # whose forwards the rows are, where nothing was fetched
     is_fetched: bool = False  # the rows are a loader's
     updates: Counter[Hashable] = field(default_factory=Counter)
-    doubtful: set[int | None] = field(default_factory=set)  # rows of what was taken for an evaluation's
-    evaluations: int = 0  # batches that were fetched for one; one alone may have been a part of the step
+    evaluated: list[int | None] = field(default_factory=list)  # rows of each call that was taken for an evaluation's
     why: str = ""
 
     def add(self, rows: int | None, *, micro_step: bool, fetched: bool = True) -> None:
@@ -91,25 +79,14 @@ class Depths:
     left_out: int = 0  # what the loop itself says to be of no step
     phases: int = 0  # what it names in a step
 
-    @property
-    def of_calls(self) -> int:
-        """Above zero while a model that is called is a part of something else, or of no step."""
-        return self.forwards + self.backwards + self.fetches + self.left_out
-
 
 @dataclass(slots=True)
-class Says:
-    """What the loop itself says, so that it is not read from its events."""
+class _Known:
+    """What is known of the loop, as it says itself or was heard in all steps so far."""
 
-    ends: bool = False  # where its steps end
-    outside: bool = False  # what belongs to none of them
-    batches: bool = False  # what its batches are
-
-
-@dataclass(slots=True)
-class _Heard:
-    """What was heard so far, in all steps."""
-
+    says_ends: bool = False  # it says itself where its steps end,
+    says_outside: bool = False  # and what belongs to none of them,
+    says_batches: bool = False  # and what its batches are
     feeders: set[Hashable] = field(default_factory=set)  # iterators and loaders whose batches were trained on
     evaluators: set[Hashable] = field(default_factory=set)  # loaders whose batches models have only looked at
     trainees: set[Hashable] = field(default_factory=set)  # models that were called with gradients
@@ -131,9 +108,7 @@ class Steps:
         self._waiting: list[_Fetched] = []  # what loaders have handed out, and nothing was trained on yet
         self._current: _Fetched | None = None  # what the latest micro-step is of
         self._rest = 0  # rows of earlier batches that no forward got
-        self._rest_looker: Hashable = None  # as of the batch that has the rest
-        self.heard = _Heard()
-        self.says = Says()
+        self.known = _Known()
         self.inside = Depths()
         self.away = False  # for an evaluation, until the loop goes on
         self.ended: StepEnd | None = None
@@ -144,22 +119,21 @@ class Steps:
         self, source: Hashable, loader: Hashable = None, *, grads: bool = True, training: bool = True
     ) -> Part:
         """The iterator *source* of *loader* is asked for a batch; *training*: a model is in training mode."""
-        inside, heard = self.inside, self.heard
+        inside, known = self.inside, self.known
         inside.updates = 0  # no update runs where a batch is asked for: it has raised
         inside.fetches += 1
         if inside.fetches > 1 or inside.left_out:
             return "inner"
-        if self.step.updates and self._optimizers and not self.says.ends:
+        if self.step.updates and self._optimizers and not known.says_ends:
             self._end()
-        if source in heard.feeders or self.says.outside or inside.phases:
-            self.away &= source not in heard.feeders
+        if source in known.feeders or known.says_outside or inside.phases:
+            self.away &= source not in known.feeders
         else:
             for one in self._waiting:  # asked again, though nothing was trained on what it has brought
                 if one.looker is not None and one.loader == loader:
-                    heard.evaluators.add(loader)
-            may_train = training or not heard.in_training_mode
-            self.away = loader in heard.evaluators - heard.feeders or not (grads and may_train)
-            self.step.evaluations += self.away
+                    known.evaluators.add(loader)
+            may_train = training or not known.in_training_mode
+            self.away = loader in known.evaluators - known.feeders or not (grads and may_train)
         return "outside" if self.away else "step"
 
     def fetch_ends(
@@ -172,9 +146,10 @@ class Steps:
         explicit: bool = False,
     ) -> None:
         """It has brought *rows* in *parts* alike tensors; *explicit*: the loop itself says that this is a batch."""
-        self.inside.fetches = max(0, self.inside.fetches - 1)
-        self.says.batches |= explicit
-        if self.inside.fetches or self.away or self.inside.left_out or explicit < self.says.batches:
+        inside, known = self.inside, self.known
+        inside.fetches = max(0, inside.fetches - 1)
+        known.says_batches |= explicit
+        if inside.fetches or self.away or inside.left_out or explicit < known.says_batches:
             return
         if not self.step.begun:
             self._leave_current()
@@ -184,7 +159,7 @@ class Steps:
     def fetch_fails(self, source: Hashable = None, *, over: bool = True) -> None:
         """It is *over*, or has raised: what it has brought without feeding a step was for something else."""
         self.inside.fetches = max(0, self.inside.fetches - 1)
-        if over and source not in self.heard.feeders:
+        if over and source not in self.known.feeders:
             self._drop({source})
 
     def _leave_current(self) -> None:
@@ -192,7 +167,6 @@ class Steps:
         current, self._current = self._current, None
         if current is not None and current.left:
             self._rest += current.left
-            self._rest_looker = current.looker
 
     def _drop(self, sources: set[Hashable]) -> None:
         """Nothing will be trained on what waits of *sources*; what was looked at was an evaluation's."""
@@ -200,7 +174,7 @@ class Steps:
             if one.source in sources:
                 self._waiting.remove(one)
                 if one.looker is not None:
-                    self.heard.evaluators.add(one.loader)
+                    self.known.evaluators.add(one.loader)
 
     # ---- forwards
 
@@ -208,25 +182,25 @@ class Steps:
         self, model: Hashable, rows: int | None, *, grads: bool = True, training: bool = True, same: bool = False
     ) -> Part:
         """*model* is called with *rows*; *same*: with the very tensor that a forward of this step was called with."""
-        inside, heard = self.inside, self.heard
+        inside, known = self.inside, self.known
         inside.forwards += 1
         if inside.left_out:
             return "outside"
         if inside.forwards > 1 or inside.backwards or inside.fetches:
             return "inner"
-        heard.calls = True
+        known.calls = True
         if not grads:
             return self._look(model, rows, training=training)
         self.away = False
         # Of several optimizers a step ends where a batch is fetched.
-        if self.step.updates and (len(self._optimizers) == 1 or not heard.feeders):
+        if self.step.updates and (len(self._optimizers) == 1 or not known.feeders):
             self._end_if_complete()
         step = self.step
-        if not step.forwards and (self._waiting or not heard.feeders):
-            usual = heard.usual_lookers
-            heard.usual_lookers = step.lookers if usual is None else usual & step.lookers
-        heard.trainees.add(model)
-        heard.in_training_mode |= training
+        if not step.forwards and (self._waiting or not known.feeders):
+            usual = known.usual_lookers
+            known.usual_lookers = step.lookers if usual is None else usual & step.lookers
+        known.trainees.add(model)
+        known.in_training_mode |= training
         begins = not (same or step.updates) and self._trains(model, rows, starts=not step.in_round)
         step.begun = step.in_round = step.computed = True
         step.forwards += 1
@@ -240,39 +214,24 @@ class Steps:
         """A forward without gradients: a teacher, a rollout or an evaluation."""
         if not self.away:
             self._end_if_complete()
-        step = self.step
+        step, waiting = self.step, self._waiting
         step.computed = True
-        if not (self.says.outside or self.inside.phases):
-            evaluates = not (training or self._is_looked_at_by(model))
+        if not (self.known.says_outside or self.inside.phases):
+            self.away |= not (training or self._is_looked_at_by(model))
             if not (training or step.forwards):
                 step.lookers.add(model)
-            if self._waiting and not step.forwards:
-                evaluates = self._looks_at_waiting(model, rows, evaluates=evaluates)
-            self.away |= evaluates
+            if len(waiting) == 1 and rows == waiting[0].rows and not step.forwards:  # of two loaders both feed the step
+                waiting[0].looker = model
         if self.away:
-            step.doubtful.add(rows)
+            step.evaluated.append(rows)
         return "outside" if self.away else "step"
-
-    def _looks_at_waiting(self, model: Hashable, rows: int | None, *, evaluates: bool) -> bool:
-        """*model* is called with *rows* before anything trained on what waits; whether it *evaluates* after all."""
-        step, heard, waiting = self.step, self.heard, self._waiting
-        is_new = heard.feeders.isdisjoint([one.loader for one in waiting])
-        if is_new and model in heard.trainees and (heard.feeders or evaluates):
-            step.doubtful |= {one.rows for one in waiting}
-            heard.evaluators |= {one.loader for one in waiting}
-            waiting.clear()
-            step.begun, step.evaluations = False, step.evaluations + 1
-            return True
-        if rows == waiting[-1].rows and len(waiting) == 1:  # of two loaders both feed the step
-            waiting[-1].looker = model
-        return evaluates
 
     def _is_looked_at_by(self, model: Hashable) -> bool:
         """Whether a forward of *model* in evaluation mode belongs to the step."""
-        usual = model in (self.heard.usual_lookers or ())
+        usual = model in (self.known.usual_lookers or ())
         if self.step.begun:
-            return self.step.forwards > 0 or usual or model not in self.heard.trainees
-        return usual and not self.heard.feeders
+            return self.step.forwards > 0 or usual or model not in self.known.trainees
+        return usual and not self.known.feeders
 
     def _trains(self, model: Hashable, rows: int | None, *, starts: bool) -> bool:
         """A forward on new rows; *starts*: the first since a backward. Returns whether a micro-step begins."""
@@ -289,8 +248,8 @@ class Steps:
             return True
         if self._take(rows, model, micro_step=starts):
             return starts
-        if now is not None:
-            self._doubts(rows)
+        if now is not None and step.evaluated == [rows]:  # what seemed to be for an evaluation was for this
+            step.why = _DOUBTFUL
         if step.is_fetched:
             if starts and now is not None and now.rows is None:
                 step.why = "a batch of unknown size was trained in several forwards"
@@ -306,7 +265,7 @@ class Steps:
         """Take a batch that waits, of other iterators one more each until *rows* are there; whether one was there."""
         step, got = self.step, 0
         waiting = [*self._waiting]
-        if waiting and (waiting[0].source != waiting[-1].source or waiting[0].source not in self.heard.feeders):
+        if waiting and (waiting[0].source != waiting[-1].source or waiting[0].source not in self.known.feeders):
             waiting.sort(key=partial(self._unlikely, rows=rows))  # those of one loader are alike
         for one in waiting:
             if one.source in step.sources or (one.looker is not None and self._was_evaluated(one, rows, got, model)):
@@ -314,63 +273,56 @@ class Steps:
             self._leave_current()
             self._current = one
             self._waiting.remove(one)
-            self.heard.feeders |= {one.source, one.loader}
+            self.known.feeders |= {one.source, one.loader}
             step.sources.add(one.source)
-            used = one.use(rows, got)
+            if one.parts == rows != one.rows:  # its parts were samples
+                one.rows, one.parts = rows, 1
+            used = one.rows
+            if rows is not None:
+                used = rows if used is None else min(used, rows - got)
+            one.left = 0 if one.rows is None or used is None else one.rows - used
             step.add(used, micro_step=micro_step)
             micro_step = False  # what follows is of the same one
             if self._rest:  # of the batches before
                 step.add(self._rest, micro_step=False)
-                step.why = _PARTLY if self._rest_looker == model else step.why
                 self._rest = 0
             got += used or 0
             if rows is None or got >= rows:
                 return True
-        if got and rows is not None:
-            self._doubts(rows - got)
+        if got and rows is not None and step.evaluated == [rows - got]:
+            step.why = _DOUBTFUL
         return got > 0
 
     def _was_evaluated(self, one: _Fetched, rows: int | None, got: int, model: Hashable) -> bool:
         """Whether *one*, which was looked at, is not what *model* trains on with *rows*, of which it has *got* some."""
-        if one.loader in self.heard.feeders or rows is None:
+        if one.loader in self.known.feeders or rows is None or one.rows is None:
             return False
-        is_other = got > 0 or self.step.is_fetched  # than what the step was seen to train on
-        fits = one.rows == rows - got or (not is_other and one.rows is not None and rows < one.rows)
-        if fits and is_other and one.looker == model:
+        if not (got or self.step.is_fetched):  # the step was seen to train on nothing else
+            return rows > one.rows
+        if one.rows == rows - got and one.looker == model:
             self.step.why = _DOUBTFUL
-            return True
-        return not fits
-
-    def _doubts(self, rows: int | None) -> None:
-        """A forward has got *rows* that were not fetched for it, unless what seemed an evaluation's batch was."""
-        if rows in self.step.doubtful and self.step.evaluations < 2:
-            self.step.why = _DOUBTFUL
+        return one.rows != rows - got or one.looker == model
 
     def _unlikely(self, one: _Fetched, rows: int | None) -> tuple[bool, bool, bool]:
         """Of loaders that feed no step so far, what was looked at comes last, and first what has *rows*."""
-        is_new = one.source not in self.heard.feeders
+        is_new = one.source not in self.known.feeders
         return is_new and one.looker is not None, is_new, is_new and one.rows != rows
 
     # ---- backwards and updates
 
     def backward_begins(self, *, grad_only: bool = False) -> Part:
         """Autograd is about to run; *grad_only*: it accumulates nothing."""
-        if self.inside.left_out:
-            return "outside"
-        self.away = False
         self.inside.backwards += 1
-        if self.inside.backwards > 1:
+        if self.inside.backwards > 1 or self.inside.left_out:
             return "inner"
-        self.step.computed = True
-        is_blind = not (self.heard.calls or grad_only or self.step.updates)  # compiled code has called the model
+        self.away, self.step.computed = False, True
+        is_blind = not (self.known.calls or grad_only or self.step.updates)  # compiled code has called the model
         return "micro-step" if is_blind and self._take(None, micro_step=True) else "step"
 
     def backward_ends(self, *, grad_only: bool = False) -> None:
         """Autograd has run, or has raised."""
-        if self.inside.left_out:
-            return
         self.inside.backwards = max(0, self.inside.backwards - 1)
-        if not self.inside.backwards:
+        if not (self.inside.backwards or self.inside.left_out):
             self.step.in_round &= grad_only
             self.step.sources = self.step.sources if grad_only else set()
 
@@ -398,7 +350,7 @@ class Steps:
     def mark(self, *, updated: bool | None = None) -> None:
         """The loop says that a batch is through, and with it a step if that was *updated*; None: if anything was."""
         step = self.step
-        self.says.ends, step.in_round, step.sources = True, False, set()
+        self.known.says_ends, step.in_round, step.sources = True, False, set()
         if updated is None:
             updated = bool(step.updates or not self._optimizers) and bool(step.rows or step.forwards or step.updates)
         if updated:
@@ -417,21 +369,23 @@ class Steps:
     def finish(self) -> None:
         """The loop is over."""
         self._end_if_complete()
-        if self.heard.feeders and self.step.updates and self._optimizers and not self.says.ends:
+        known = self.known
+        if known.feeders and self.step.updates and self._optimizers and not known.says_ends:
             self._end()
 
     def _end_if_complete(self) -> None:
         """End the step if every optimizer has made its update."""
         optimizers = self._optimizers
-        if optimizers and optimizers <= self.step.updates.keys() and not (self.says.ends or self.inside.backwards):
+        says_end = self.known.says_ends or self.inside.backwards
+        if optimizers and optimizers <= self.step.updates.keys() and not says_end:
             self._end()
 
     def _end(self) -> None:
-        step, heard = self.step, self.heard
-        if not (heard.calls or step.rows):
+        step, known = self.step, self.known
+        if not (known.calls or step.rows):
             self._take(None, micro_step=True)  # compiled code has made the whole step
         self.step = _Step()
-        self._drop({one.source for one in self._waiting if one.loader not in heard.feeders})
+        self._drop({one.source for one in self._waiting if one.loader not in known.feeders})
         del self._waiting[:-_MOST_AHEAD]
         if not step.rows:
             step.rows, step.why = [None], step.why or "no batch was fetched for a step, and no model called"

@@ -90,7 +90,7 @@ class TrainerAdapter(LoopAdapter):
             settle_steps=steps_to_settle(batches_ahead=ahead, batches_a_step=accumulate),
             unseen=(),
         )
-        self._steps.says.ends = self._steps.says.outside = True
+        self._steps.known.says_ends = self._steps.known.says_outside = True
         self._known.accumulate = accumulate
         # Accelerate moves them; what it skips in a training that goes on is dropped here.
         self._known.reads_fetched = True
@@ -161,7 +161,7 @@ class TrainerAdapter(LoopAdapter):
         """A DataLoader's iterator is asked for a batch: the first one of an epoch feeds its steps."""
         if self._epoch_begins:
             self._epoch_begins = False
-            self._steps.heard.feeders.add(self._name(source))
+            self._steps.known.feeders.add(self._name(source))
         super().fetch_begins(source)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

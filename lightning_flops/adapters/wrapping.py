@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -126,39 +125,3 @@ def hear_fetches(listener: Any, undo: Undo) -> None:
     if iterator_class is not None:
         kind = type(listener)
         hear(listener, iterator_class, "__next__", undo, begins=kind.fetch_begins, ends=kind.fetch_ends)
-
-
-class _Actions(dict[str, Callable[[], object] | None]):
-    """What a listener does where an action of a profiler begins, or ends: by its name, asked once."""
-
-    def __init__(self, listener: Any, *, begins: bool) -> None:
-        self.listener, self._begins = weakref.ref(listener), begins
-
-    def __missing__(self, action_name: str) -> Callable[[], object] | None:
-        one = self.listener()
-        self[action_name] = found = None if one is None else one.heard_as(action_name, begins=self._begins)
-        return found
-
-
-def hear_actions(listener: Any, kind: type, undo: Undo) -> None:
-    """Have *listener*, which is held weakly, hear of ``start`` and ``stop`` of a profiler of Lightning's *kind*.
-
-    Its ``heard_as`` says what is done at an action of some name, and ``hear_action``, which is safe, does it.
-    """
-    for method in ("start", "stop"):
-        listen(undo, kind, method, _Actions(listener, begins=method == "start"), around=_looked_up)
-
-
-def _looked_up(listeners: list[_Actions], original: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of ``start`` or ``stop``, which a step calls some fifty times, mostly for nothing."""
-
-    @functools.wraps(original)
-    def call(self: Any, action_name: str, *args: Any, **kwargs: Any) -> Any:
-        for each in listeners:
-            if (heard := each[action_name]) is not None:
-                one = each.listener()
-                if one is not None and one.run.delivery.thread == threading.get_ident():
-                    one.hear_action(self, heard)
-        return original(self, action_name, *args, **kwargs)
-
-    return call

@@ -447,7 +447,7 @@ def test_every_hook_of_a_step_has_its_part_in_all_micro_steps(
     assert window.mixed_phases == ()
 
 
-def test_hook_of_a_callback_is_other_time_and_one_that_does_nothing_costs_no_mark(
+def test_hooks_of_callbacks_are_other_time_and_cost_no_mark(
     root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = importlib.import_module(root).Callback
@@ -463,7 +463,7 @@ def test_hook_of_a_callback_is_other_time_and_one_that_does_nothing_costs_no_mar
     for callbacks in ((), (base(), idle()), (slow(), idle())):
         trainer(profiler(), *callbacks).fit(new_net(root, now=now), loader(8))
     assert [[step.seconds.other for step in window.timed_steps] for window in windows] == [[0, 0], [0, 0], [16, 16]]
-    assert marks[0] == marks[1] == marks[2] - 2 * 2  # two callbacks of one name in two timed steps
+    assert marks[0] == marks[1] == marks[2]
 
 
 def test_half_of_the_steps_are_timed_without_marks_and_the_parts_are_scaled_to_them(
