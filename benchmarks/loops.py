@@ -5,8 +5,8 @@ what it handled, and works out its models' FLOPs by hand. What it would not call
 a checkpoint, the way from one epoch to the next. Held to that are, over the same steps: samples, micro-steps, FLOPs and
 the number of steps exactly; seconds of a step and samples/s within 5% (or 0.2 ms), the wait for data in it within 5% or
 0.5 ms, what is outside of steps within 5% or 3 ms. Samples/s of the run leave out what the profiler slowed down: they
-are no less than those of all steps, and no more than those of the timed ones, within 5%. Where nobody can know what a
-batch is, n/a with its reason is right, and a figure that is not the loop's is wrong.
+are no less than those of all steps, and no more than those of the timed ones or of all after them, within 5%. Where
+nobody can know what a batch is, n/a with its reason is right, and a figure that is not the loop's is wrong.
 
 ``python -m benchmarks.loops --part 1/3``, then ``2/3`` and ``3/3``, write the page in three parts.
 """

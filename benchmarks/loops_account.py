@@ -354,14 +354,19 @@ def _hold_times(
     seconds = mean(one.seconds for one in timed[:-1])
     judge.near("step ms", 1e3 * seconds, 1e3 * mean(timing.global_step.steps_sec[:-1]), least=1e3 * _LEAST_SEC)
     if not (allowed.unknown and profile.samples is None):
-        rate = mean(one.samples for one in timed) / seconds
+        # Where steps differ, the last counts as well: with the time that was said of it.
+        in_all = math.fsum(one.seconds for one in timed[:-1]) + timing.global_step.steps_sec[-1]
+        rate = sum(one.samples for one in timed) / in_all
         judge.near("samples/s", rate, profile.rates.samples_per_sec, least=rate * _LEAST_SEC / seconds)
         # Steps that the profiler slowed down are left out of it, and it alone knows which: counted ones, those beside a
-        # report, perhaps the first. So it is between the rates of all steps and of the timed ones; with a first step
-        # that took its time, as compiled code's, between the rates of that and of all or a third of the others.
+        # report, perhaps the first. So it is between the rates of all steps and of those after the window or, where they
+        # are faster, of the timed ones; with a first step that took its time, as compiled code's, between the rates of
+        # that and of all or a third of the others.
         first, *others = steps[allowed.first_unseen :]
         timed_rates = _rate(timed[:-1]), profile.rates.samples_per_sec or 0.0
-        ranges = [_rate(others), *timed_rates], [_rate([first, *others]), _rate([first, *others[-len(others) // 3 :]])]
+        last_third = others[-len(others) // 3 :]
+        undisturbed = _rate(steps[profile.timed_steps[-1] + 1 :] or last_third)
+        ranges = [_rate(others), undisturbed, *timed_rates], [_rate([first, *others]), _rate([first, *last_third])]
         ips = throughput.ips.average if throughput.ips is not None and throughput.ips_unit == "samples/s" else None
         inside = [(1 - _SHARE) * min(one) <= ips <= (1 + _SHARE) * max(one) for one in ranges if ips is not None]
         judge.exact("samples/s of the run", _rate(others), ips, right=any(inside))
