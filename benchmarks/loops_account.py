@@ -359,9 +359,9 @@ def _hold_times(
         rate = sum(one.samples for one in timed) / in_all
         judge.near("samples/s", rate, profile.rates.samples_per_sec, least=rate * _LEAST_SEC / seconds)
         # Steps that the profiler slowed down are left out of it, and it alone knows which: counted ones, those beside a
-        # report, perhaps the first. So it is between the rates of all steps and of those after the window or, where they
-        # are faster, of the timed ones; with a first step that took its time, as compiled code's, between the rates of
-        # that and of all or a third of the others.
+        # report, perhaps the first. So it is between the rates of all steps and of those after the window, or of the
+        # timed ones where they are faster; with a first step that took its time, as compiled code's, between the rates
+        # of that and of all or a third of the others.
         first, *others = steps[allowed.first_unseen :]
         timed_rates = _rate(timed[:-1]), profile.rates.samples_per_sec or 0.0
         last_third = others[-len(others) // 3 :]
