@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -13,10 +15,8 @@ from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.records import MemoryKind, StepTensors, TensorLife
 from lightning_flops.schema import codec
 from lightning_flops.schema.plan import CheckpointedBlocks, LargestBatch, MemoryReport, ModuleMemory, PeakMoment
+from lightning_flops.signals import Quiet
 from lightning_flops.units import shown
-
-_BY_LINE = 12  # sizes that are guessed from a line before the rest are halved
-
 
 Steps = Callable[[int | None, Collection[str]], StepTensors]
 """Runs two steps in this batch size, None for its own, and with checkpoints around the modules of these names."""
@@ -40,7 +40,7 @@ class MemoryPrediction:
         self._steps, self._checkpointed = steps, checkpointed
         self._tensors = steps(batch_size, checkpointed)
         self._report = report = build_memory_report(self._tensors)
-        self._peaks: dict[int | None, int | None] = {report.batch_size: report.peak_bytes}  # None: refused
+        self._peaks: dict[int | None, float] = {report.batch_size: report.peak_bytes}
         self.peak_bytes: int = report.peak_bytes
         self.at_peak: Mapping[MemoryKind, int] = report.at_peak
         self.modules: tuple[ModuleMemory, ...] = report.modules
@@ -94,32 +94,24 @@ class MemoryPrediction:
             raise ConfigError(f"available_bytes must be a number above 0, got {shown(available)}")
         if (own := self._report.batch_size) is None:
             raise ConfigError("the batch has no tensor with an axis, so it has no size")
-        low, high, guess = 0, int(available) + 1, own  # a sample has at least one byte
-        while high - low > 1:
-            guess = min(max(guess, low + 1), high - 1)
-            peak = self._peak(guess)
-            low, high = (guess, high) if peak is not None and peak <= available else (low, guess)
-            by_line = len(self._peaks) < _BY_LINE
-            guess = self._on_the_line(available, 2 * guess) if by_line else (low + high) // 2
-        peak, more = (self._peak(low), self._peak(low + 1)) if low else (None, None)
-        per_sample = None if peak is None or more is None else more - peak
-        return LargestBatch(size=low, peak_bytes=peak, bytes_per_sample=per_sample)
+        high = own
+        while self._peak(high) <= available:
+            high *= 2
+        size = bisect_right(range(1, high), available, key=self._peak)
+        peak, more = self._peak(size) if size else math.inf, self._peak(size + 1)
+        return LargestBatch(
+            size=size,
+            peak_bytes=int(peak) if size else None,
+            bytes_per_sample=int(more - peak) if size and more < math.inf else None,
+        )
 
-    def _peak(self, size: int) -> int | None:
+    def _peak(self, size: int) -> float:
+        """That of a batch of this size; infinite if the model refuses it."""
         if size not in self._peaks:
-            try:
+            self._peaks[size] = math.inf
+            with Quiet(LightningFlopsError):
                 self._peaks[size] = build_memory_report(self._steps(size, self._checkpointed)).peak_bytes
-            except LightningFlopsError:
-                self._peaks[size] = None
         return self._peaks[size]
-
-    def _on_the_line(self, available: float, otherwise: int) -> int:
-        """Where the line through the two known peaks nearest to *available* reaches it."""
-        known = sorted((abs(peak - available), size, peak) for size, peak in self._peaks.items() if size and peak)
-        if len(known) < 2 or known[0][2] == known[1][2]:
-            return otherwise
-        (_, size, peak), (_, other_size, other_peak) = known[:2]
-        return int(size + (available - peak) * (other_size - size) / (other_peak - peak))
 
     def _saved(self) -> CheckpointedBlocks | None:
         """Of the equal blocks that keep most, what it saves to repeat them."""

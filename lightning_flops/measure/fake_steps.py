@@ -73,7 +73,21 @@ def two_steps(
         counter = FlopCounter(model, causal_attention=causal_attention, lives=lives)
         with around or nullcontext(), counter:
             for batches in rounds:
-                _forwards_and_backwards(model, batches, loss_of, counter, lives)
+                losses = []
+                for batch in batches:
+                    lives.enter("forward")
+                    with counter.in_root():
+                        losses.append(loss_of(batch))
+                    lives.leave()
+                while losses:
+                    loss = losses.pop(0)
+                    if loss.requires_grad:
+                        lives.enter("backward")
+                        loss.backward()  # type: ignore[no-untyped-call]
+                        made = (on_this_rank(one.grad) for one in model.parameters() if one.grad is not None)
+                        lives.hold(made, "gradients")
+                        lives.leave()
+                    del loss
             lives.enter("optimizer")
             if update is not None:
                 with counter.in_optimizer():
@@ -82,30 +96,6 @@ def two_steps(
             for one in model.parameters():
                 one.grad = None
     return counter
-
-
-def _forwards_and_backwards(
-    model: nn.Module,
-    batches: Sequence[Any],
-    loss_of: Callable[[Any], torch.Tensor],
-    counter: FlopCounter,
-    lives: TensorLives,
-) -> None:
-    losses = []
-    for batch in batches:
-        lives.enter("forward")
-        with counter.in_root():
-            losses.append(loss_of(batch))
-        lives.leave()
-    while losses:
-        loss = losses.pop(0)
-        if loss.requires_grad:
-            lives.enter("backward")
-            loss.backward()  # type: ignore[no-untyped-call]
-            made = (on_this_rank(one.grad) for one in model.parameters() if one.grad is not None)
-            lives.hold(made, "gradients")
-            lives.leave()
-        del loss
 
 
 def loss_in(output: Any) -> torch.Tensor:

@@ -39,7 +39,7 @@ from lightning_flops.units import package_logger, plain
 
 logger = package_logger(__name__)
 
-_QUICK_SEC = 5.0  # a prediction that took longer is not repeated for other batches: the user waits for the exception
+_QUICK_SEC = 2.0  # a prediction that took longer is not repeated for other batches: the user waits for the exception
 _HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # precisions that are an autocast
 _BY_HAND = "predict_memory(model, batch, optimizer) says what a step takes"
 
