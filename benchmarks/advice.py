@@ -1,18 +1,23 @@
 """Whether the first advice names what is planted in a program, is silent on clean ones, and saves what it says.
 
-``make bench-advice`` runs each program of ``advice_programs`` as a process of its own under the profiler, with its
-cause and with the remedy that was advised. *Quiet*: alone. *Busy*: beside a process that keeps one core busy. *Named
-first*: the first advice is of the rule, and names the line's function, the hook, the module or the rank. *Saved*: of
-the time of a sample, over the steps after the window. *Size right*: the ceiling covers that and is at most twice it,
-within five points. Records of earlier passes stay in a file, so the passes may be run on different days:
-``python -m benchmarks.advice --runs 6 --only quiet``.
+``make bench-advice`` runs each program of ``advice_programs`` under the profiler, in a process of its own. Once that is
+done, steps that nothing watches run with the cause and under the remedy that was advised, in turns, so that both have
+the same machine; a training of Lightning or transformers runs again as a whole. *Quiet*: alone. *Busy*: beside a
+process that keeps one core busy. *Named first*: the first advice is of the rule, and names the line's function, the
+hook, the module or the rank. *Saved*: of the time of a sample in a typical step, the mean of the middle half. *Size
+right*: a figure "at most" (<=) covers that and is at most twice it; a figure "at least" (>=) is covered by it, and it
+is at most twice the figure; both within five points. Records of earlier passes stay in a file, so the passes may be run
+on different days: ``python -m benchmarks.advice --runs 6 --only quiet``.
+
+The second table holds the share of each planted statement by the samples of its lines beside that by a clock around it,
+in steps after the window, which nothing samples; and what is left of the step, with the cause and without. Where that
+runs faster once the cause is gone, more is saved than the cause itself took.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -41,9 +46,9 @@ _PASSES = ("quiet", "busy")
 _POINTS = 0.05
 
 
-def run(name: str, obey: int | None = None, keep: Path | None = None) -> dict[str, Any]:
+def run(name: str, keep: Path | None = None) -> dict[str, Any]:
     """What the program *name* found, in a process of its own that begins with torch imported; empty if it failed."""
-    answer = answer_of(partial(report, name, obey, keep), timeout_sec=_TIMEOUT_SEC)
+    answer = answer_of(partial(report, name, None, keep), timeout_sec=_TIMEOUT_SEC)
     if answer.words:
         logger.warning("%s failed: %s", name, answer.words)
     return answer.value or {}
@@ -57,9 +62,6 @@ def measure(which: str, runs: int, only: Sequence[str]) -> Iterator[dict[str, An
         keep = PROFILES / f"{which}-{index:03}-{name}.json"
         found = run(name, keep=None if name in PLANTED else keep)
         record = {"pass": which, "round": index, "name": name, **found}
-        if name in PLANTED:  # with the workers that the remedy names
-            workers = re.search(r"num_workers=(\d+)", " ".join(one[2] for one in found.get("advice", ())))
-            record["obeyed"] = run(name, obey=int(workers[1]) if workers else 0).get("seconds")
         words = [one[1] for one in found.get("advice", ())][:1]
         logger.info("%s %d %s: %s %s", which, index, name, [one[0] for one in found.get("advice", ())], words)
         yield record
@@ -80,12 +82,13 @@ def is_named(record: dict[str, Any]) -> bool:
 
 
 def is_sized(record: dict[str, Any]) -> bool | None:
-    """Whether the ceiling covers what obeying saved, and is at most twice it; None where that is not known.
+    """Whether what obeying saved keeps the bound, and the smaller of both is at least half; None where not known.
 
     What is saved varies by a few points between two runs of the same program.
     """
-    least, most = saved(record), ceiling(record)
-    return None if least is None or most is None else least - _POINTS <= most <= 2 * least + _POINTS
+    found, (most, least) = saved(record), bounds(record)
+    low, high = (found, most) if least is None else (least, found)
+    return None if low is None or high is None else low - _POINTS <= high <= 2 * low + _POINTS
 
 
 def saved(record: dict[str, Any]) -> float | None:
@@ -96,10 +99,16 @@ def saved(record: dict[str, Any]) -> float | None:
     return None if not before or not after else 1.0 - after / before
 
 
-def ceiling(record: dict[str, Any]) -> float | None:
-    """The most that the advice on what was planted said it could save."""
+def bounds(record: dict[str, Any]) -> tuple[float | None, float | None]:
+    """The most and the least that the advice on what was planted said it saves; one of them is None."""
     cause = PLANTED[record["name"]].rule
-    return next((one[3] for one in record.get("advice", ()) if one[0].startswith(cause)), None)
+    return next((tuple(one[3:5]) for one in record.get("advice", ()) if one[0].startswith(cause)), (None, None))
+
+
+def _figure(records: Sequence[dict[str, Any]]) -> str:
+    found = [bounds(one) for one in records]
+    least = [least for _, least in found if least is not None]
+    return f">= {_percent(least)}" if least else f"<= {_percent([most for most, _ in found])}"
 
 
 def _percent(values: Sequence[float | None]) -> str:
@@ -124,20 +133,46 @@ def page(records: Sequence[dict[str, Any]]) -> list[str]:
         for found in (by[which, name] for which in _PASSES):
             savings = [one for one in map(saved, found) if one is not None]
             least = f" ({min(savings):.0%})" if savings else ""
-            named, most = _of([is_named(one) for one in found]), _percent([ceiling(one) for one in found])
             sized = [one for one in map(is_sized, found) if one is not None]
-            planted[-1] += [named, most, f"{_percent(savings)}{least}", _of(sized)]
+            planted[-1] += [_of([is_named(one) for one in found]), _figure(found)]
+            planted[-1] += [f"{_percent(savings)}{least}", _of(sized)]
     clean: list[list[str]] = []
     for name in CLEAN:
         clean.append([name])
         for rules in ([first_rule(one) for one in by[which, name]] for which in _PASSES):
             said = sorted({rule for rule in rules if rule is not None})
             clean[-1].append(_of([rule is not None for rule in rules]) + (f" ({', '.join(said)})" if said else ""))
-    words = ("named first", "could save at most", "saved, median (least)", "size right")
+    words = ("named first", "figure", "saved, median (least)", "size right")
     columns = [f"{which}: {word}" for which in _PASSES for word in words]
     falsely = [f"{which}: false first advice" for which in _PASSES]
     tables = [*table(["program", "rule", "names", *columns], planted), "", *table(["clean program", *falsely], clean)]
-    return [*described(__doc__, "torch"), *tables, "", *_sums(by), *gates()]
+    return [*described(__doc__, "torch"), *tables, "", *_clocks(by), "", *_sums(by), *gates()]
+
+
+def _clocks(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
+    """The share of each planted statement by its lines and by clocks, and the rest of the step."""
+    head = [
+        "planted line",
+        "pass",
+        "by its lines",
+        "by clocks",
+        "within five points",
+        "rest, us a sample",
+    ]
+    rows = []
+    for (which, name), records in by.items():
+        found = [one for one in records if one.get("by_lines") is not None and one.get("by_clocks")]
+        close = [abs(one["by_lines"] - one["by_clocks"]) <= _POINTS for one in found]
+        rest = [one["seconds"] * (1.0 - one["by_clocks"]) for one in found]
+        if found:
+            shares = [_percent([one[by_what] for one in found]) for by_what in ("by_lines", "by_clocks")]
+            times = " -> ".join(_micros(sec) for sec in (rest, [one["obeyed"] for one in found]))
+            rows.append([name, which, *shares, _of(close), times])
+    yield from table(head, rows)
+
+
+def _micros(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds) * 1e6:.3g}"
 
 
 def _sums(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
@@ -147,7 +182,7 @@ def _sums(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
         sized = [one for name in PLANTED for record in by[which, name] if (one := is_sized(record)) is not None]
         if planted and clean and sized:
             yield (
-                f"- {which}: the ceiling was right in {sum(sized) / len(sized):.1%} of {len(sized)} runs; "
+                f"- {which}: the figure was right in {sum(sized) / len(sized):.1%} of {len(sized)} runs; "
                 f"the first advice named what was planted in {sum(planted) / len(planted):.1%} of "
                 f"{len(planted)} runs; false first advice on clean programs in {sum(clean) / len(clean):.1%} of "
                 f"{len(clean)}."

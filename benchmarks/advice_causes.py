@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from .advice_frameworks import Hook, Lightning, Transformers
-from .advice_parts import Planted, Program, Samples, loaded, perceptron
+from .advice_parts import CLOCK, Planted, Program, Samples, loaded, perceptron
 
 # ---- around the model
 
@@ -92,13 +92,20 @@ def augment_in_loop(batch: Tensor) -> Tensor:
     return torch.stack([torch.roll(row.flip(0), number % 5) * 1.01 for number, row in enumerate(batch)])
 
 
-def loss_by_sample(model: nn.Module, batch: Tensor) -> Tensor:
-    """A metric by a loop over the samples."""
-    output = model(batch)
+@CLOCK.around
+def hits_by_sample(output: Tensor) -> int:
+    """A count, by a loop over the samples."""
     hits = 0
     for _ in range(8):
         for row in output:
             hits += int(row.argmax().item() == 0)
+    return hits
+
+
+def loss_by_sample(model: nn.Module, batch: Tensor) -> Tensor:
+    """A metric beside the loss."""
+    output = model(batch)
+    hits_by_sample(output)
     return output.square().mean()  # type: ignore[no-any-return]
 
 
@@ -120,7 +127,8 @@ def around(cause: Callable[..., Any], place: str, *, rule: str = "line", where: 
 
     def make(workers: int | None) -> Program:
         program = Program(perceptron(layers=6, width=128), loaded(64, 128), 64)
-        changes: dict[str, Any] = {place: cause if workers is None else None}
+        watched = cause if place == "loss" else CLOCK.around(cause)
+        changes: dict[str, Any] = {place: watched if workers is None else None}
         return program._replace(**changes)
 
     return Planted(make, rule, where or cause.__name__)
@@ -182,6 +190,12 @@ class Attention(nn.Module):
         return self.out(found.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
 
 
+@CLOCK.around
+def scaled_by_row(hidden: Tensor) -> Tensor:
+    """One row after the other."""
+    return torch.stack([row / (row.abs().amax() + 1.0) for row in hidden])
+
+
 class RowByRow(nn.Module):
     """Rows that are scaled one after the other."""
 
@@ -194,7 +208,7 @@ class RowByRow(nn.Module):
         """Each row divided by its largest element."""
         hidden = self.layer(rows)
         if self.slow:
-            return torch.stack([row / (row.abs().amax() + 1.0) for row in hidden])
+            return scaled_by_row(hidden)  # type: ignore[no-any-return]
         return hidden / (hidden.abs().amax(-1, keepdim=True) + 1.0)  # type: ignore[no-any-return]
 
 
@@ -225,6 +239,7 @@ def decode_slowly() -> None:
     sum(number * number for number in range(10_000))
 
 
+@CLOCK.around
 def collate_by_hand(rows: list[Tensor]) -> Tensor:
     """A batch put together number by number."""
     return torch.tensor([[float(value) for value in row] for row in rows])
@@ -243,7 +258,8 @@ def hooked(
     framework: Callable[..., Any], hook: str, cause: Callable[..., object], *, rule: str = "line", where: str = ""
 ) -> Planted:
     """A training of the *framework* with the *cause* in this hook."""
-    return Planted(partial(framework, Hook(hook, cause)), rule, where or f"{hook} {cause.__name__}")
+    watched = cause if hook == "load" else CLOCK.around(cause)  # the samples have a clock of their own
+    return Planted(partial(framework, Hook(hook, watched)), rule, where or f"{hook} {cause.__name__}")
 
 
 CAUSES: dict[str, Planted] = {
@@ -255,13 +271,13 @@ CAUSES: dict[str, Planted] = {
         )
     },
     **{cause.__name__: around(cause, "before") for cause in (copy_batch, augment_in_loop)},
-    "loss_by_sample": around(loss_by_sample, "loss"),
+    "loss_by_sample": around(loss_by_sample, "loss", where="hits_by_sample"),
     "metric_forward": around(metric_forward, "loss", rule="unused_forward", where="the root"),
     "one_by_one": around(one_by_one, "loss", rule="calls", where="64 times"),
     "time_steps": inside(TimeSteps, "calls", "proj", 16, 200, 64),
     "float64_layer": inside(Doubles, "float64", "wide", 64, 256),
     "attention": inside(Attention, "attention", "the root", 4, 256, 64),
-    "row_by_row": inside(RowByRow, "line_in_module", "RowByRow.forward", 128, 64),
+    "row_by_row": inside(RowByRow, "line_in_module", "scaled_by_row", 128, 64),
     "checkpointed": inside(Checkpointed, "recompute", "checkpointing", 256, 512),
     "collate_by_hand": Planted(collated, "data_wait", "collate_by_hand"),
     "lightning_callback_sleeps": hooked(Lightning, "on_train_batch_end", wait_for_lock),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +14,9 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, FlopsProfilerTrainerCallback
 
-from .advice_parts import Samples, perceptron
+from .advice_parts import CLOCK, Samples, Step, perceptron
 
-_STEPS, _BATCH, _WIDTH, _TIMED = 110, 64, 384, 20
+_STEPS, _BATCH, _WIDTH, _TIMED = 130, 64, 384, 40
 
 
 class Hook(NamedTuple):
@@ -25,15 +26,26 @@ class Hook(NamedTuple):
     cause: Callable[..., object]
 
 
-def _median(ends: list[float]) -> float:
-    steps = sorted(after - before for before, after in zip(ends[-_TIMED - 1 :], ends[-_TIMED:], strict=False))
-    return steps[len(steps) // 2]
+class _Ends:
+    """The last steps, by when each ended, and what the clock had then."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[float, float]] = []
+
+    def mark(self) -> None:
+        """A step ends here."""
+        self.ends.append((time.perf_counter(), CLOCK.seconds))
+
+    def steps(self) -> list[Step]:
+        """Those after the window."""
+        pairs = list(pairwise(self.ends))[-_TIMED:]
+        return [Step(after[0] - before[0], after[1] - before[1]) for before, after in pairs]
 
 
 def _loader(hook: Hook | None, workers: int | None) -> Any:
     load = bool if hook is None or hook.name != "load" else hook.cause
     samples = Samples(load, _WIDTH)
-    samples.rows = samples.rows.repeat(2, 1)[: _STEPS * _BATCH]
+    samples.rows = samples.rows.repeat(3, 1)[: _STEPS * _BATCH]
     return DataLoader(samples, batch_size=_BATCH, num_workers=workers or 0, persistent_workers=bool(workers))
 
 
@@ -47,11 +59,11 @@ class Lightning:
         self.hook = hook if workers is None or (hook is not None and hook.name == "load") else None
         self.workers = workers
 
-    def fit(self) -> tuple[Any, float]:
-        """The profile, and the seconds of a step after its window."""
+    def fit(self) -> tuple[Any, list[Step]]:
+        """The profile, and the steps after its window."""
         import lightning  # a fork of it alone needs it
 
-        hook, ends = self.hook, list[float]()
+        hook, ends = self.hook, _Ends()
 
         class Net(lightning.LightningModule):
             def __init__(self) -> None:
@@ -69,7 +81,7 @@ class Lightning:
 
         class Ends(lightning.Callback):
             def on_train_batch_end(self, *_: Any) -> None:
-                ends.append(time.perf_counter())
+                ends.mark()
 
         class Slow(lightning.Callback):
             def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
@@ -92,17 +104,17 @@ class Lightning:
                 enable_model_summary=False, enable_checkpointing=False, callbacks=[profiler, Slow(), Ends()],
             )  # fmt: skip
             trainer.fit(Net(), _loader(hook, self.workers))
-        return profiler.profile, _median(ends)
+        return profiler.profile, ends.steps()
 
 
 class Transformers(Lightning):
     """A training of transformers' Trainer."""
 
-    def fit(self) -> tuple[Any, float]:
-        """The profile, and the seconds of a step after its window."""
+    def fit(self) -> tuple[Any, list[Step]]:
+        """The profile, and the steps after its window."""
         import transformers  # a fork of it alone needs it
 
-        hook, ends = self.hook, list[float]()
+        hook, ends = self.hook, _Ends()
 
         class Net(nn.Module):
             def __init__(self) -> None:
@@ -116,14 +128,14 @@ class Transformers(Lightning):
             def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
                 if hook is not None and hook.name == "on_step_end":
                     hook.cause(model)
-                ends.append(time.perf_counter())
+                ends.mark()
 
         class Rows(Samples):
             def __getitem__(self, index: int) -> Any:
                 return {"rows": super().__getitem__(index)}
 
         rows = Rows(bool if hook is None or hook.name != "load" else hook.cause, _WIDTH)
-        rows.rows = rows.rows.repeat(2, 1)[: _STEPS * _BATCH]
+        rows.rows = rows.rows.repeat(3, 1)[: _STEPS * _BATCH]
         with tempfile.TemporaryDirectory() as folder:
             profiler = FlopsProfilerTrainerCallback(profile_step=3, html=False)
             arguments = transformers.TrainingArguments(
@@ -133,4 +145,4 @@ class Transformers(Lightning):
             )  # fmt: skip
             trainer = transformers.Trainer(Net(), arguments, train_dataset=rows, callbacks=[profiler, Slow()])
             trainer.train()
-        return profiler.profile, _median(ends)
+        return profiler.profile, ends.steps()

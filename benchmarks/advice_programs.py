@@ -1,7 +1,7 @@
 """Small programs, each with one cause of slowness planted that its remedy takes away, and clean ones without any.
 
-Each trains under the profiler and then alone: `report` says what the profiler advised and how long a sample took
-after its window. The remedy is the one that the advice words, with the workers that it names.
+Each trains under the profiler and then alone: `report` says what the profiler advised, and how long a sample took after
+its window, with the cause and under the remedy. That is the one that the advice words, with the workers that it names.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import re
 import tempfile
 import time
 from collections import deque
@@ -28,11 +29,12 @@ from tests.corpus.case import Parts
 
 from .advice_causes import CAUSES
 from .advice_frameworks import Lightning, Transformers
-from .advice_parts import Planted, Program, Samples, perceptron, same
+from .advice_parts import CLOCK, Planted, Program, Samples, Step, perceptron, same, typical
 
 FORK = multiprocessing.get_context("fork")
-STEPS_AFTER, SECONDS_AFTER = 20, 0.5
-"""Least that the program itself times, once the profiler is done."""
+ROUNDS, STEPS, SECONDS, LEFT_OUT = 4, 10, 0.15, 10
+"""Blocks of steps that the program itself times, once the profiler is done: with the cause and under the remedy in
+turns, so that both have the same machine. The first steps of a block are left out: caches, and what loaders fetched."""
 
 _WINDOW_STEPS = 34
 """Counted, left alone, timed, warmed up and traced ones."""
@@ -152,7 +154,8 @@ def keep_busy(cores: int) -> list[Any]:
 def late_rank(workers: int | None) -> Program:
     """One of two ranks computes something else in each step."""
     rank = int(os.environ["RANK"])
-    torch.distributed.init_process_group("gloo")
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
 
     def batches() -> Iterator[torch.Tensor]:
         for batch in same(64, 384):
@@ -196,23 +199,75 @@ CLEAN: dict[str, Callable[[], Any]] = {
 """Programs in which nothing is to be found."""
 
 
-def run(program: Any, keep: Path | None) -> dict[str, Any]:
-    """Train *program* under the profiler, then time it alone; its profile is written to *keep*."""
-    profile, seconds = _loop(program) if isinstance(program, Program) else program.fit()
+def run(name: str, obey: int | None, keep: Path | None) -> dict[str, Any]:
+    """Train the program *name* under the profiler, then time it alone beside itself under the remedy.
+
+    With *obey* it is under the remedy, with so many workers, from the start. Its profile is written to *keep*.
+    """
+    make = PLANTED[name].make if name in PLANTED else lambda workers: CLEAN[name]()
+    program = make(obey)
+    trained = _Trained(program) if isinstance(program, Program) else None
+    profile, steps = program.fit() if trained is None else (trained.profile(), list[Step]())
     if keep is not None and profile is not None:
         keep.write_text(profile.to_json())
-    advice = [] if profile is None else [[one.rule, one.fact, one.remedy, one.ceiling] for one in profile.advice]
-    return {"seconds": seconds / program.samples, "advice": advice, "starved": bool(profile and profile.starved)}
+    advice = [] if profile is None else profile.advice
+    found = {
+        "advice": [[one.rule, one.fact, one.remedy, one.ceiling, one.floor] for one in advice],
+        "starved": bool(profile and profile.starved),
+    }
+    if name in CLEAN or obey is not None:
+        return found
+    workers = re.search(r"num_workers=(\d+)", " ".join(one.remedy for one in advice))
+    torch.manual_seed(0)
+    remedied = make(int(workers[1]) if workers else 0)
+    under_remedy = list[Step]()
+    if trained is None:
+        under_remedy = remedied.fit()[1]
+    else:
+        other = _Trained(remedied)
+        for _ in range(ROUNDS):
+            steps += trained.timed()
+            under_remedy += other.timed()
+    samples, own = program.samples, typical(steps)
+    lines = None if profile is None or profile.lines is None else profile.lines.rows
+    function = PLANTED[name].where.rpartition(" ")[2]
+    shares = [one.share or 0.0 for one in lines or () if one.function.rpartition(".")[2] == function]
+    return found | {
+        "seconds": own.seconds / samples,
+        "obeyed": typical(under_remedy).seconds / remedied.samples,
+        "by_clocks": own.cause_sec / own.seconds,
+        "by_lines": sum(shares) if shares else None,
+    }
 
 
-def _loop(program: Program) -> tuple[Any, float]:
-    parameters = list(program.model.parameters())
-    optimizer = program.optimizer(parameters)
-    batches = chain.from_iterable(repeat(program.batches))
+class _Trained:
+    """A program and its training, a number of steps at a time."""
 
-    def steps(count: int) -> float:
-        began = time.perf_counter()
-        for batch in islice(batches, count):
+    def __init__(self, program: Program) -> None:
+        self.program, self.optimizer = program, program.optimizer(list(program.model.parameters()))
+        self.batches = chain.from_iterable(repeat(program.batches))
+
+    def profile(self) -> Any:
+        """Its profile, once all of the window is over."""
+        with tempfile.TemporaryDirectory() as folder:
+            settings: dict[str, Any] = {"profile_step": 3, "log_dir": folder, "html": False}
+            with profile_training(self.program.model, self.optimizer, **settings) as profiler:
+                step_sec = typical(self.steps(_WINDOW_STEPS)).seconds
+                most = MOST_STEPS if torch.distributed.is_initialized() else math.ceil(2 * LEAST_SEC / step_sec)
+                self.steps(LEAST_STEPS + min(MOST_STEPS, most))
+        return profiler.profile
+
+    def timed(self) -> list[Step]:
+        """A block of steps that nothing watches."""
+        first = self.steps(LEFT_OUT)
+        is_alone = not torch.distributed.is_initialized()  # other ranks must take as many
+        return self.steps(max(STEPS, math.ceil(SECONDS / typical(first).seconds)) if is_alone else STEPS)
+
+    def steps(self, count: int) -> list[Step]:
+        """So many steps."""
+        program, ended = self.program, (time.perf_counter(), CLOCK.seconds)
+        found = []
+        for batch in islice(self.batches, count):
             if program.before is not None:
                 batch = program.before(batch)
             if program.loss is not None:
@@ -223,23 +278,15 @@ def _loop(program: Program) -> tuple[Any, float]:
             loss.backward()  # type: ignore[no-untyped-call]
             if program.after is not None:
                 program.after(program.model)
-            optimizer.step()
-            optimizer.zero_grad()
-        return (time.perf_counter() - began) / count
-
-    with tempfile.TemporaryDirectory() as folder:
-        settings: dict[str, Any] = {"profile_step": 3, "log_dir": folder, "html": False}
-        with profile_training(program.model, optimizer, **settings) as profiler:
-            step_sec = steps(_WINDOW_STEPS)
-            steps(LEAST_STEPS + min(MOST_STEPS, math.ceil(2 * LEAST_SEC / step_sec)))
-    count = STEPS_AFTER
-    if not torch.distributed.is_initialized():
-        count = max(count, math.ceil(SECONDS_AFTER / step_sec))
-    return profiler.profile, steps(count)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            before, ended = ended, (time.perf_counter(), CLOCK.seconds)
+            found.append(Step(ended[0] - before[0], ended[1] - before[1]))
+        return found
 
 
 def report(name: str, obey: int | None, keep: Path | None) -> dict[str, Any]:
-    """What the program *name* found; with *obey*, under its remedy with so many workers."""
+    """What `run` finds of the program *name*, on as many ranks as it has."""
     ranks = 2 if name == "late_rank" else 1
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + os.getpid() % 20_000)}
     others = [FORK.Process(target=_report, args=(name, obey, None, rank, ranks)) for rank in range(1, ranks)]
@@ -255,4 +302,4 @@ def _report(name: str, obey: int | None, keep: Path | None, rank: int, ranks: in
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return run(PLANTED[name].make(obey) if name in PLANTED else CLEAN[name](), keep)
+    return run(name, obey, keep)

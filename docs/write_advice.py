@@ -21,9 +21,15 @@ PAGE = Path(__file__).parent / "advice.md"
 _HEAD = f"""# What is advised, and when
 
 Each rule compares one number with one limit. Its advice is the fact, the remedy and a ceiling: following it can save at
-most so much of a typical step. Two pieces of advice may name the same time; the largest ceiling comes first. From fewer
+most so much of a typical step. Two pieces of advice may name the same time; the largest comes first. From fewer
 than {FEW_STEPS} timed steps there is no advice. The limits are the setting `advice_thresholds`
 ([settings.md](settings.md)).
+
+Two rules say *at least* instead, as their remedy puts nothing in the place of what it takes away: what is left of the
+step runs as before, or faster. After a sleep, a write to a disk or a walk through Python the processor's caches are
+cold: small models ran up to twice as fast once that was gone. It holds where nothing runs beside the training thread:
+on a CPU, without loader workers, on one rank. Elsewhere that time may hide what a device, a worker or another rank
+does, and the figure is a ceiling.
 
 Waiting for data has three rules. Below {duration(LEAST_WAIT_SEC)} a batch no worker process helps, and
 {duration(LEAST_FETCH_SEC)} are left whatever the dataset does. Else as many workers are advised as would keep up, and
@@ -50,14 +56,15 @@ def _section(rule: Rule) -> str:
 |---|---|
 | when | {rule.threshold_text(ADVICE_THRESHOLDS)} |
 | do | {_filled(rule.remedy)} |
-| saves at most | {_ceiling(rule)} |
+| {_saves(rule)} |
 | not | {rule.unless} |
 | source | {rule.source} |
 """
 
 
-def _ceiling(rule: Rule) -> str:
-    return rule.ceiling or ("the share that was measured" if rule.saves else "not known")
+def _saves(rule: Rule) -> str:
+    words = rule.ceiling or ("the share that was measured" if rule.saves else "not known")
+    return f"{'saves at least, or at most' if rule.removes else 'saves at most'} | {words}"
 
 
 def _filled(text: str) -> str:

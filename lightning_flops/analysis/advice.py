@@ -20,8 +20,8 @@ def advise(evidence: Evidence, thresholds: Mapping[str, float], *, known: Iterab
     What changes the model's results is not first while something else may save a twentieth of the step.
     """
     found = [advice for rule in RULES if (advice := rule.advice(evidence, thresholds)) is not None]
-    ordered = sorted((*found, *known), key=lambda one: (one.ceiling is None, -(one.ceiling or 0.0)))
-    harmless = next((one for one in ordered if not one.changes and (one.ceiling or 0.0) >= _WORTH), None)
+    ordered = sorted((*found, *known), key=lambda one: (one.saves is None, -(one.saves or 0.0)))
+    harmless = next((one for one in ordered if not one.changes and (one.saves or 0.0) >= _WORTH), None)
     if harmless is not None and ordered[0].changes:
         ordered.remove(harmless)
         ordered.insert(0, harmless)

@@ -15,6 +15,7 @@ from typing import Any
 from lightning_flops.analysis.counts import grouped
 from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.lines import Cause, causes
+from lightning_flops.analysis.names import parent_name
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import timed_steps
 from lightning_flops.records import ROLLOUT, ModuleRecord, OperatorCell, RunFacts, WindowRecord
@@ -59,6 +60,7 @@ class Evidence:
     #: Of the process group that synchronizes gradients of modules on GPUs, where that could be NCCL.
     backend: str | None = None
     on_gpu: bool = False
+    runs_alone: bool = False  #: Whether nothing that a step may wait for runs beside the training thread.
     parts: Mapping[str, float] = field(default_factory=dict)  #: Each part of the step, by its name for people.
     peaks: Mapping[str, float] = field(default_factory=dict)  #: FLOP/s of the device by dtype.
     matmul_share: float | None = None  #: Operators that multiply matrices.
@@ -100,7 +102,8 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
     timed = timed_steps(window)[0]
     evidence = _of_run(window, profile.timing, batches=sum(step.micro_steps for step in timed) / max(1, len(timed)))
     evidence = _of_counts(evidence, window, profile)
-    evidence = _of_lines(evidence, profile.lines, has_loops=_most_operators(window) >= _MANY_OPERATORS)
+    loops = _loops(window)
+    evidence = _of_lines(evidence, profile.lines, has_loops=bool(loops))
     traced = profile.traced
     if traced is None or traced.is_apart or evidence.step_sec is None:
         return evidence
@@ -108,7 +111,8 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
         evidence = with_trace(evidence, traced.tables)
     if profile.budget is not None and traced.shows_device:  # a typical step waits less for its host than the traced one
         evidence = _of_breakdown(evidence, profile.budget, traced)
-    return _of_modules(evidence, window, {one.name: one.times for one in profile.modules if one.times is not None})
+    times = {one.name: one.times for one in profile.modules if one.times is not None}
+    return _of_modules(evidence, window, times, loops)
 
 
 def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: float) -> Evidence:
@@ -132,6 +136,7 @@ def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: floa
         shares=shares,
         batches=batches,
         on_gpu=context.device_type == "cuda",
+        runs_alone=context.device_type == "cpu" and context.world_size == 1 and not facts.loader_workers,
         device=device_abilities(
             device_type=context.device_type, name=context.device_name, compute_capability=facts.compute_capability
         ),
@@ -172,13 +177,13 @@ def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Ev
     )
 
 
-def _most_operators(window: WindowRecord) -> float:
-    """Operators that one call of a module runs in its forward, those of modules inside it left out: the most."""
+def _loops(window: WindowRecord) -> set[str]:
+    """Modules a call of which runs many operators in its forward, those of modules inside it left out."""
     operators: Counter[str] = Counter()
     for cell in window.flops.cells:
         operators[cell.module] += cell.calls * (cell.phase == "forward")
     calls = window.flops.module_calls
-    return max((number / calls[name] for name, number in operators.items() if calls.get(name)), default=0.0)
+    return {name for name, number in operators.items() if number >= _MANY_OPERATORS * calls.get(name, math.inf)}
 
 
 def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, has_loops: bool) -> Evidence:
@@ -189,20 +194,21 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, has_loops: bool
         return not row.in_module and row.part != DATA_WAIT and (row.in_pieces or row.part not in of_model)
 
     loops = causes(lines, lambda row: has_loops and row.in_module and row.in_pieces and row.part in of_model)
-    # The backward of what a line has made: no sample knows whose that is.
-    factors = {
-        "forward": 1.0 + (ratio(part=evidence.parts.get("backward"), whole=evidence.parts.get("forward")) or 0.0)
-    }
     around = [one for one in causes(lines, is_around) if one.part not in of_model or one.share > _LEAST_OF_COMPUTE]
     found = {
         "line": around,
-        "line_in_module": [replace(one, share=one.share * factors.get(one.part, 1.0)) for one in loops],
+        "line_in_module": loops,
         DATA_WAIT: causes(lines, lambda row: row.part == DATA_WAIT),
         "host_wait": causes(lines, lambda row: not row.in_pieces),
     }
     rows = () if lines is None else lines.rows
     by_part = grouped((row for row in rows if row.file), attrgetter("part"))
-    shares = {name: of[0].share if of else None for name, of in found.items() if name.startswith("line")}
+    # The backward of what a line has made: no sample knows whose that is.
+    backward = ratio(part=evidence.parts.get("backward"), whole=evidence.parts.get("forward")) or 0.0
+    shares = {
+        "line": around[0].share if around else None,
+        "line_in_module": loops[0].share * (1.0 + backward) if loops else None,
+    }
     return replace(evidence, shares={**evidence.shares, **shares}, causes=found, rows=by_part)
 
 
@@ -226,13 +232,15 @@ def _of_breakdown(evidence: Evidence, budget: Budget, traced: TracedStep) -> Evi
 # ---- modules: by rule, the seconds of each that the rule is about
 
 
-def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, ModuleTimes]) -> Evidence:
+def _of_modules(
+    evidence: Evidence, window: WindowRecord, times: Mapping[str, ModuleTimes], loops: Collection[str]
+) -> Evidence:
     """Which modules do what a remedy is known for, and what they take in a step."""
     operators: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for cell in window.flops.cells:
         if cell.phase == "forward":
             operators[cell.module][cell.operator] += cell.calls
-    own_sec = {name: one.own_forward_sec + (one.own_backward_sec or 0.0) for name, one in times.items()}
+    own_sec = {name: _own_sec(one) for name, one in times.items()}
     doubles = {cell.module for cell in window.flops.cells if cell.dtype == "float64" and cell.flops}
     steps = max(1, len(window.counted_steps))
     kinds = {one.name: _kind_of(one, operators[one.name], steps) for one in window.modules if one.name in times}
@@ -240,12 +248,13 @@ def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, Mo
         **{rule: {name: own_sec[name] for name, kind in kinds.items() if kind == rule} for rule in _BY_KIND},
         "float64": {name: own_sec[name] for name in own_sec if name in doubles},
         # The calls of a rollout, one for each token, need the one before.
-        "calls": {} if ROLLOUT in evidence.phases else _repeated(window, times, evidence),
+        "calls": {} if ROLLOUT in evidence.phases else _repeated(window, times, evidence, loops),
         "unused_forward": _unused(window, times),
     }
     found = {rule: of for rule, of in by_rule.items() if of}
     shares = {rule: ratio(part=math.fsum(of.values()), whole=evidence.step_sec) for rule, of in found.items()}
     modules = {rule: sorted(of, key=lambda name, of=of: -of[name]) for rule, of in found.items()}  # type: ignore[misc]
+    shares |= _share_of_loop(evidence, times, loops)
     return replace(evidence, shares={**evidence.shares, **shares}, modules={**evidence.modules, **modules})
 
 
@@ -270,24 +279,52 @@ def _outermost(names: Iterable[str]) -> list[str]:
     return found
 
 
-def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], evidence: Evidence) -> dict[str, float]:
+def _repeated(
+    window: WindowRecord, times: Mapping[str, ModuleTimes], evidence: Evidence, loops: Collection[str]
+) -> dict[str, float]:
     """Modules with products that one batch calls many times, each time for a moment.
 
-    What the backward does outside of all modules, such as adding up gradients call by call, is theirs by their share.
+    What the loop around the calls does, such as to take each input out of all, goes with them. What the backward does
+    outside of all modules, such as adding up gradients call by call, is theirs by their share.
     """
-    root = times.get("")
-    inside = root.forward_sec + (root.backward_sec or 0.0) if root else 0.0
-    compute_sec = (evidence.compute_share or 0.0) * (evidence.step_sec or 0.0)
-    factor = max(1.0, compute_sec / inside) if inside else 1.0
     counted = {cell.module for cell in window.flops.cells if cell.flops}
-    found = {}
+    found = dict[str, float]()
     for name, one in times.items():
         seconds = one.forward_sec + (one.backward_sec or 0.0)
         is_short = seconds < _SHORT_CALL_SEC * evidence.calls.get(name, 0.0) * evidence.batches
         computes = any(name in ("", module) or module.startswith(f"{name}.") for module in counted)
         if evidence.calls.get(name, 0.0) >= _MANY_CALLS and is_short and computes:
-            found[name] = factor * seconds
-    return {name: found[name] for name in _outermost(found)}
+            found[name] = seconds
+    names, factor = _outermost(found), _around_modules(times, evidence)
+    inside = Counter(parent_name(name) for name in names if name)
+    loop_sec = {name: _own_sec(times.get(name)) / number for name, number in inside.items() if name in loops}
+    return {name: factor * (found[name] + loop_sec.get(parent_name(name), 0.0)) for name in names}
+
+
+def _around_modules(times: Mapping[str, ModuleTimes], evidence: Evidence) -> float:
+    """How many times as long as the modules forward and backward take, with what these do outside of modules."""
+    root = times.get("")
+    inside = root.forward_sec + (root.backward_sec or 0.0) if root else 0.0
+    compute_sec = (evidence.compute_share or 0.0) * (evidence.step_sec or 0.0)
+    return max(1.0, compute_sec / inside) if inside else 1.0
+
+
+def _share_of_loop(
+    evidence: Evidence, times: Mapping[str, ModuleTimes], loops: Collection[str]
+) -> dict[str, float | None]:
+    """The share of the loop of Python that takes most: of what its modules take by themselves, as its lines have it."""
+    found = evidence.causes.get("line_in_module", ())
+    own_sec = sum(_own_sec(times.get(name)) for name in loops) * _around_modules(times, evidence)
+    if not found or not own_sec:
+        return {}
+    functions = {cause.rows[0].function for cause in found}
+    rows = [row for of in evidence.rows.values() for row in of if row.in_module and row.function in functions]
+    whole = sum(row.share or 0.0 for row in rows if not row.only_enters)
+    return {"line_in_module": _product(ratio(part=own_sec, whole=evidence.step_sec), found[0].share / whole)}
+
+
+def _own_sec(times: ModuleTimes | None) -> float:
+    return 0.0 if times is None else times.own_forward_sec + (times.own_backward_sec or 0.0)
 
 
 def _unused(window: WindowRecord, times: Mapping[str, ModuleTimes]) -> dict[str, float]:

@@ -40,6 +40,9 @@ class Rule:
     #: The ceiling: the share of a step that the remedy can save at most; None if that is not known.
     saves: Callable[[Evidence, float], float | None] | None = lambda evidence, measured: measured
     ceiling: str = ""  #: That limit in words, where it is neither the share that was measured nor unknown.
+    #: Whether the remedy puts nothing in the place of what was measured. Where nothing runs beside the training thread
+    #: a step is then shorter by at least that: what is left runs as before, or faster, as its caches stay warm.
+    removes: bool = False
     source: str = _OWN
     words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
 
@@ -61,11 +64,14 @@ class Rule:
         words = {"measured": percent(measured), "modules": _some(evidence.modules.get(self.name, ()))}
         words |= self.words(evidence)
         saves = self.saves(evidence, measured) if self.saves else None
+        saves = None if saves is None else min(1.0, saves)
+        at_least = self.removes and evidence.runs_alone
         return Advice(
             rule=self.name,
             fact=self.fact.format(**words),
             remedy=self.remedy.format(**words),
-            ceiling=None if saves is None else min(1.0, saves),
+            ceiling=None if at_least else saves,
+            floor=saves if at_least else None,
             unless=self.unless,
             changes=self.changes,
             threshold=self.threshold_text(limits),
@@ -177,12 +183,14 @@ RULES: tuple[Rule, ...] = (
         fact="{measured} of the step ({part}) is {line}.",
         remedy="Do it every so many steps, for all tensors at once, or in another process.",
         unless="where the step needs its result",
+        removes=True,
     ),
     Rule(
         name="line_in_module",
         words=partial(_line, "line_in_module"),
         threshold="more than {limit}, where a call of a module runs 64 operators or more by itself",
-        ceiling="its share of the forward, and the same share of the backward",
+        ceiling="what that module takes by itself in forward and backward, and its share of what the backward does "
+        "outside of modules",
         fact="{measured} of the step, the backward of what it makes with it, is in many short operations of {line}.",
         remedy="Do in one operator over all of them what a loop of Python does one by one, or compile the module with "
         "torch.compile.",
@@ -194,7 +202,8 @@ RULES: tuple[Rule, ...] = (
         fact="{module} is called {calls} times a batch, which takes {measured} of the step{line}.",
         remedy="Call it once with all of its inputs stacked into one tensor.",
         unless="where each call needs the result of the one before",
-        ceiling="the time of that module, and its share of what the backward does outside of modules",
+        ceiling="the time of that module and of the loop around its calls, and their share of what the backward does "
+        "outside of modules",
     ),
     Rule(
         name="unused_forward",
@@ -202,6 +211,7 @@ RULES: tuple[Rule, ...] = (
         remedy="Take metrics from the output of the forward that is trained on; run what needs another in "
         "torch.no_grad(), and not in every step.",
         unless="where their gradients are taken in a later step",
+        removes=True,
     ),
     Rule(
         name="attention",

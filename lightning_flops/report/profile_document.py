@@ -283,8 +283,10 @@ def advice_section(
 
 
 def saving(advice: Advice, of: str = "a step") -> str:
-    """The ceiling of what *advice* can save, and whether it changes the model, as sentences after others."""
+    """What *advice* saves at most, or at least, and whether it changes the model, as sentences after others."""
     words = "" if advice.ceiling is None else f" It can save up to {percent(advice.ceiling)} of {of}."
+    if advice.floor is not None:
+        words = f" Without it {of} is at least {percent(advice.floor)} shorter."
     return f"{words} It changes the model's results." if advice.changes else words
 
 

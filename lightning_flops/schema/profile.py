@@ -144,7 +144,7 @@ class Profile(codec.Shown):
             "data_wait_ratio": self.rates.data_wait_ratio,
             "cpu_time_sec": None if self.timing is None else self.timing.cpu_time_sec,
             "params": self.job_params,
-            "advice": {one.rule: one.ceiling for one in self.advice},
+            "advice": {one.rule: one.saves for one in self.advice},
         }
 
     def to_html(self) -> str:

@@ -25,6 +25,13 @@ class Advice:
     threshold: str  #: Limit that the measured figure was held against, in words.
     source: str  #: Where the rule comes from.
     changes: bool = False  #: Whether following it changes what the model computes.
+    #: Share of a typical step that following it saves at least, where that is known and no ceiling is.
+    floor: float | None = None
+
+    @property
+    def saves(self) -> float | None:
+        """Share of a typical step that it is about: its ceiling or its floor."""
+        return self.floor if self.ceiling is None else self.ceiling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
