@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, FlopsProfilerTrainerCallback
 
-from .advice_parts import CLOCK, Samples, Step, perceptron
+from .advice_parts import CLOCK, Samples, Step, WholeBatches, perceptron
 
 _STEPS, _BATCH, _WIDTH, _TIMED = 130, 64, 384, 40
 
@@ -42,11 +42,16 @@ class _Ends:
         return [Step(after[0] - before[0], after[1] - before[1]) for before, after in pairs]
 
 
-def _loader(hook: Hook | None, workers: int | None) -> Any:
-    load = bool if hook is None or hook.name != "load" else hook.cause
-    samples = Samples(load, _WIDTH)
+def _samples(hook: Hook | None) -> Samples:
+    """Whole batches, or samples one by one, of which each takes what the *hook* does to load it."""
+    load = None if hook is None or hook.name != "load" else hook.cause
+    samples = WholeBatches(bool, _WIDTH) if load is None else Samples(load, _WIDTH)
     samples.rows = samples.rows.repeat(3, 1)[: _STEPS * _BATCH]
-    return DataLoader(samples, batch_size=_BATCH, num_workers=workers or 0, persistent_workers=bool(workers))
+    return samples
+
+
+def _batch(rows: Any) -> torch.Tensor:
+    return rows if isinstance(rows, torch.Tensor) else torch.stack(rows)
 
 
 class Lightning:
@@ -103,7 +108,11 @@ class Lightning:
                 max_epochs=1, accelerator="cpu", default_root_dir=folder, enable_progress_bar=False, logger=True,
                 enable_model_summary=False, enable_checkpointing=False, callbacks=[profiler, Slow(), Ends()],
             )  # fmt: skip
-            trainer.fit(Net(), _loader(hook, self.workers))
+            loader = DataLoader(
+                _samples(hook), batch_size=_BATCH, collate_fn=_batch, num_workers=self.workers or 0,
+                persistent_workers=bool(self.workers),
+            )  # fmt: skip
+            trainer.fit(Net(), loader)
         return profiler.profile, ends.steps()
 
 
@@ -130,12 +139,6 @@ class Transformers(Lightning):
                     hook.cause(model)
                 ends.mark()
 
-        class Rows(Samples):
-            def __getitem__(self, index: int) -> Any:
-                return {"rows": super().__getitem__(index)}
-
-        rows = Rows(bool if hook is None or hook.name != "load" else hook.cause, _WIDTH)
-        rows.rows = rows.rows.repeat(3, 1)[: _STEPS * _BATCH]
         with tempfile.TemporaryDirectory() as folder:
             profiler = FlopsProfilerTrainerCallback(profile_step=3, html=False)
             arguments = transformers.TrainingArguments(
@@ -143,6 +146,9 @@ class Transformers(Lightning):
                 use_cpu=True, save_strategy="no", logging_steps=1000, optim="adamw_torch_fused",
                 dataloader_num_workers=self.workers or 0 if hook is not None else 0,
             )  # fmt: skip
-            trainer = transformers.Trainer(Net(), arguments, train_dataset=rows, callbacks=[profiler, Slow()])
+            trainer = transformers.Trainer(
+                Net(), arguments, data_collator=lambda rows: {"rows": _batch(rows)}, train_dataset=_samples(hook),
+                callbacks=[profiler, Slow()],
+            )  # fmt: skip
             trainer.train()
         return profiler.profile, ends.steps()

@@ -96,6 +96,13 @@ class Samples(Dataset[torch.Tensor]):
         return self.rows[index]
 
 
+class WholeBatches(Samples):
+    """The same, a whole batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        return self.rows[indices]
+
+
 def loaded(*shape: int) -> Any:
     """The same batch again and again, out of a DataLoader."""
     return DataLoader(_Whole(shape), batch_size=None)

@@ -29,7 +29,7 @@ from tests.corpus.case import Parts
 
 from .advice_causes import CAUSES
 from .advice_frameworks import Lightning, Transformers
-from .advice_parts import CLOCK, Planted, Program, Samples, Step, perceptron, same, typical
+from .advice_parts import CLOCK, Planted, Program, Samples, Step, WholeBatches, perceptron, same, typical
 
 FORK = multiprocessing.get_context("fork")
 ROUNDS, STEPS, SECONDS, LEFT_OUT = 4, 10, 0.15, 10
@@ -52,13 +52,6 @@ def encoder(width: int, inside: int) -> nn.Module:
 def recurrent() -> nn.Module:
     """The output of an LSTM, without its state."""
     return Parts(lambda net, rows: net.layer(rows)[0], layer=nn.LSTM(64, 64, batch_first=True))
-
-
-class WholeBatches(Samples):
-    """The same, a whole batch at once."""
-
-    def __getitems__(self, indices: list[int]) -> torch.Tensor:
-        return self.rows[indices]
 
 
 def _decode() -> None:

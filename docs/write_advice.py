@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lightning_flops.analysis.evidence import LEAST_FETCH_SEC, LEAST_WAIT_SEC
+from lightning_flops.analysis.evidence import FRAMEWORK_FETCH_SEC, LEAST_FETCH_SEC, LEAST_WAIT_SEC
 from lightning_flops.analysis.rules import RULES, Rule
 from lightning_flops.config import ADVICE_THRESHOLDS
 from lightning_flops.schema.step import FEW_STEPS
@@ -32,9 +32,10 @@ on a CPU, without loader workers, on one rank. Elsewhere that time may hide what
 does, and the figure is a ceiling.
 
 Waiting for data has three rules. Below {duration(LEAST_WAIT_SEC)} a batch no worker process helps, and
-{duration(LEAST_FETCH_SEC)} are left whatever the dataset does. Else as many workers are advised as would keep up, and
-never more than there are idle cores. Advice on modules rests on medians over the traced steps, and is not given where
-these took over twice, or under half, of a typical step.
+{duration(LEAST_FETCH_SEC)} are left whatever the dataset does, {duration(FRAMEWORK_FETCH_SEC)} where Lightning or
+transformers fetches. Else as many workers are advised as would keep up, and never more than there are idle cores.
+Advice on modules rests on medians over the traced steps, and is not given where these took over twice, or under half,
+of a typical step.
 
 `make bench-advice` tries those that a CPU can show, by small programs with that cause planted, and the remedy applied:
 [benchmarks/results/advice.md](../benchmarks/results/advice.md) says how often the first advice named it, and what

@@ -40,6 +40,9 @@ _MANY_CALLS, _SHORT_CALL_SEC = 16, 0.002  # a module that a batch calls so often
 _MANY_OPERATORS = 64  # in one call of a module, without those of modules inside it: a loop of Python runs them
 _LEAST_OF_COMPUTE = 0.15  # a line of the user's around the model, where the model computes, is named above this share
 DATA_WAIT = "data wait"  # the part's name for people
+# What is left of a wait whose dataset hands over whole batches: a sampler and an iterator, and a framework's fetcher.
+# Plain loaders took 0.02 to 0.04 ms for batches of 8 to 64, those of Lightning and of transformers 0.22 to 0.28 ms.
+LEAST_FETCH_SEC, FRAMEWORK_FETCH_SEC = 0.0001, 0.0003
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ class Evidence:
     step_sec: float | None = None
     batches: float = 1.0  #: Batches in a step.
     data_wait_sec: float | None = None  #: Wait for data in a step.
+    fetch_sec: float = LEAST_FETCH_SEC  #: Of the wait for a batch, what is left whatever the dataset does.
     compute_share: float | None = None  #: Forward and backward.
     kernel_share: float | None = None  #: Kernels that compute.
     device: DeviceAbilities = UNKNOWN_DEVICE
@@ -135,6 +139,7 @@ def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: floa
     return Evidence(
         shares=shares,
         batches=batches,
+        fetch_sec=LEAST_FETCH_SEC if context.framework in ("torch", "deepspeed") else FRAMEWORK_FETCH_SEC,
         on_gpu=context.device_type == "cuda",
         runs_alone=context.device_type == "cpu" and context.world_size == 1 and not facts.loader_workers,
         device=device_abilities(
@@ -380,9 +385,6 @@ def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
     return replace(evidence, shares={**evidence.shares, **found}, kernel_share=kernel_share)
 
 
-# What is left of a wait whose dataset hands over whole batches: a sampler, an iterator, a framework's fetcher. Plain
-# loaders took 0.02 to 0.04 ms for batches of 8 to 64.
-LEAST_FETCH_SEC = 0.0001
 LEAST_WAIT_SEC = 0.001  # a worker process hands a batch over in about a millisecond: no shorter wait is saved by one
 
 
@@ -397,7 +399,7 @@ def share_of_wait(rule: str, evidence: Evidence) -> float | None:
     """
     is_short, is_full = _wait_of_batch(evidence) < LEAST_WAIT_SEC, _more_workers(evidence) == 0
     applies = "data_wait_short" if is_short else "data_wait_full" if is_full else "data_wait"
-    fetch = ratio(part=LEAST_FETCH_SEC * evidence.batches, whole=evidence.step_sec) if is_short else 0.0
+    fetch = ratio(part=evidence.fetch_sec * evidence.batches, whole=evidence.step_sec) if is_short else 0.0
     return max(0.0, (evidence.data_wait_share or 0.0) - (fetch or 0.0)) if rule == applies else None
 
 

@@ -30,8 +30,18 @@ from lightning_flops.records import (
     TensorLife,
     WindowRecord,
 )
+from lightning_flops.report.profile_document import saving
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import Advice, Budget, BudgetKey, DtypeFlops, LineProfile, ModuleTimes, PhaseProfile
+from lightning_flops.schema.step import (
+    Advice,
+    Budget,
+    BudgetKey,
+    DtypeFlops,
+    LineProfile,
+    LinesProfile,
+    ModuleTimes,
+    PhaseProfile,
+)
 from lightning_flops.schema.trace import Straggler, TracedStep
 from tests.report import windows
 from tests.report.traced_windows import transformer_traced
@@ -167,6 +177,9 @@ def waits(wait_sec: float, *, step_sec: float = 0.1, batches: float = 1, **measu
         # Six batches' fetches would take 0.6 of 5.59 ms though each batch came whole: 4.99 are under the limit of 5.
         pytest.param(waits(0.00559, batches=6, cores=4), None, 0, id="a fetch of whole batches has a price"),
         pytest.param(waits(0.00561, batches=6, cores=4), "data_wait_short", 0, id="under a millisecond a batch"),
+        # Of 100 ms 12 wait for 24 batches: 0.5 ms each, of which a framework's fetcher leaves 0.3.
+        pytest.param(waits(0.012, batches=24, cores=4, fetch_sec=0.0003), None, 0, id="a framework fetches"),
+        pytest.param(waits(0.012, batches=24, cores=4), "data_wait_short", 0, id="a plain loader"),
         pytest.param(waits(0.006, batches=6, cores=4), "data_wait", 1, id="a millisecond a batch"),
         pytest.param(waits(0.05, cores=1), "data_wait_full", 0, id="one core"),
         pytest.param(waits(0.05, cores=8, idle_cores=0.4), "data_wait_full", 0, id="no idle core"),
@@ -200,6 +213,34 @@ def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() 
         threshold="more than 5.00%",
         source="PyTorch Profiler's recommendations",
     )
+
+
+def test_what_a_remedy_takes_away_whole_is_saved_at_least_where_nothing_runs_beside_the_thread() -> None:
+    beside = Evidence(shares={"line": 0.4}, causes={"line": (SAVES,)})
+    alone = replace(beside, runs_alone=True)
+    found = [(one.ceiling, one.floor, one.saves) for one in map(only, (alone, beside))]
+    assert found == [(None, 0.4, 0.4), (0.4, None, 0.4)]
+    assert saving(only(alone)) == " Without it a step is at least 40.0% shorter."
+    fused = replace(alone, shares={"optimizer": 0.4}, facts=RunFacts(optimizers=(FOREACH,)))
+    assert (only(fused).ceiling, only(fused).floor) == (0.4, None)  # a fused one takes its time, too
+
+
+@pytest.mark.parametrize(
+    ("facts", "context", "alone"),
+    [
+        (RunFacts(loader_workers=0), {}, True),
+        (RunFacts(), {}, True),
+        (RunFacts(loader_workers=2), {}, False),
+        (RunFacts(), {"world_size": 2}, False),
+        (RunFacts(), {"device_type": "cuda"}, False),
+    ],
+)
+def test_a_run_is_alone_without_device_workers_and_other_ranks(
+    facts: RunFacts, context: dict[str, Any], alone: bool
+) -> None:
+    context = {"device_type": "cpu", "world_size": 1, **context}
+    found = gathered(facts=facts, context=replace(windows.mlp_window().context, **context))
+    assert found.runs_alone is alone
 
 
 @pytest.mark.parametrize(
@@ -379,6 +420,7 @@ def gathered(
     traced: TracedStep | None = None,
     budget: Budget | None = None,
     of_phases: dict[str, PhaseProfile] | None = None,
+    lines: LinesProfile | None = None,
     **changes: Any,
 ) -> Evidence:
     """Evidence of eight equal steps of 20 ms; *times* are the modules' own milliseconds."""
@@ -389,7 +431,9 @@ def gathered(
         **changes,
     )
     dtypes = flops_in("float32", 30), flops_in("tf32", 70)
-    profile = replace(profile_of(window), dtypes=dtypes, traced=traced, budget=budget, phases=of_phases or {})
+    profile = replace(
+        profile_of(window), dtypes=dtypes, traced=traced, budget=budget, phases=of_phases or {}, lines=lines
+    )
     return gather_evidence(window, with_times(profile, times or {}))
 
 
@@ -609,6 +653,17 @@ def test_what_a_loop_of_lines_saves_has_the_backward_of_what_it_made() -> None:
     assert shares == [None, pytest.approx((6 + 8) / 2 / 20)]
 
 
+def test_a_loop_of_lines_has_what_its_module_takes_by_itself_as_far_as_it_is_of_its_lines() -> None:
+    # The module takes 8 of 20 ms. Of its function's time in the forward all, or half, is in the loop.
+    cells, shares = (replace(cell("net", "forward", 0), calls=64),), []
+    for others_sec in (0.1, 0.3):
+        other = ("forward", 4, others_sec, {"in_module": True, "long_sec": others_sec})
+        lines = of_lines(sampled(("forward", 3, 0.3, {"in_module": True}), other))
+        found = of_modules(cells, calls={"net": 1}, times={"net": 8.0}, unused={}, lines=lines)
+        shares.append(found.shares["line_in_module"])
+    assert shares == [pytest.approx(0.4), pytest.approx(0.2)]
+
+
 def test_a_function_has_the_time_of_its_other_lines_where_most_of_it_is_named() -> None:
     lines: Any = ("forward", 3, 0.3, {}), ("forward", 4, 0.1, {"callee": "torch.__iter__"}), ("backward", 9, 1, {})
     found = of_lines(sampled(*lines))
@@ -628,6 +683,15 @@ def test_modules_are_called_many_times_a_batch_the_outermost_alone() -> None:
     assert "calls" not in slow.shares  # 2.5 ms each: the model's work
     generates = of_modules(cells, calls={"net": 32}, times=times, unused={}, of_phases=phases("rollout", 0.5))
     assert "calls" not in generates.shares  # each token needs the one before
+
+
+@pytest.mark.parametrize(("operators", "share"), [(127, 0.3), (128, 0.7)])
+def test_the_loop_around_many_calls_goes_with_them(operators: int, share: float) -> None:
+    # 64 operators a call and more are a loop's: here of the module around, which takes 8 of 20 ms by itself.
+    cells = (cell("net.proj", "forward", 100), replace(cell("net", "forward", 0), calls=operators))
+    found = of_modules(cells, calls={"net": 2, "net.proj": 32}, times={"net": 8.0, "net.proj": 6.0}, unused={})
+    assert found.modules["calls"] == ["net.proj"]
+    assert found.shares["calls"] == pytest.approx(share)
 
 
 def test_forwards_are_unused_where_others_of_the_module_were_used() -> None:
