@@ -86,8 +86,8 @@ def is_sized(record: dict[str, Any]) -> bool | None:
 
     What is saved varies by a few points between two runs of the same program.
     """
-    found, (most, least) = saved(record), bounds(record)
-    low, high = (found, most) if least is None else (least, found)
+    found, (share, at_least) = saved(record), bound(record)
+    low, high = (share, found) if at_least else (found, share)
     return None if low is None or high is None else low - _POINTS <= high <= 2 * low + _POINTS
 
 
@@ -99,16 +99,16 @@ def saved(record: dict[str, Any]) -> float | None:
     return None if not before or not after else 1.0 - after / before
 
 
-def bounds(record: dict[str, Any]) -> tuple[float | None, float | None]:
-    """The most and the least that the advice on what was planted said it saves; one of them is None."""
+def bound(record: dict[str, Any]) -> tuple[float | None, bool]:
+    """What the advice on what was planted said it saves, and whether that is the least."""
     cause = PLANTED[record["name"]].rule
-    return next((tuple(one[3:5]) for one in record.get("advice", ()) if one[0].startswith(cause)), (None, None))
+    return next((tuple(one[3:5]) for one in record.get("advice", ()) if one[0].startswith(cause)), (None, False))
 
 
 def _figure(records: Sequence[dict[str, Any]]) -> str:
-    found = [bounds(one) for one in records]
-    least = [least for _, least in found if least is not None]
-    return f">= {_percent(least)}" if least else f"<= {_percent([most for most, _ in found])}"
+    found = [bound(one) for one in records]
+    words = {">=" if at_least else "<=" for share, at_least in found if share is not None}
+    return f"{' '.join(sorted(words))} {_percent([share for share, _ in found])}".strip()
 
 
 def _percent(values: Sequence[float | None]) -> str:

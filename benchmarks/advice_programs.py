@@ -205,7 +205,7 @@ def run(name: str, obey: int | None, keep: Path | None) -> dict[str, Any]:
         keep.write_text(profile.to_json())
     advice = [] if profile is None else profile.advice
     found = {
-        "advice": [[one.rule, one.fact, one.remedy, one.ceiling, one.floor] for one in advice],
+        "advice": [[one.rule, one.fact, one.remedy, one.saves, one.at_least] for one in advice],
         "starved": bool(profile and profile.starved),
     }
     if name in CLEAN or obey is not None:

@@ -159,6 +159,6 @@ def test_summary_is_the_headline_by_name() -> None:
         "data_wait_ratio": MLP["rates"]["data_wait_ratio"],
         "cpu_time_sec": None,
         "params": MLP["params"],
-        "advice": {one["rule"]: one["ceiling"] for one in MLP["advice"]},
+        "advice": {one["rule"]: one["saves"] for one in MLP["advice"]},
     }
     assert json.dumps(profile.summary()) == json.dumps(expected) and expected["mfu"] is not None

@@ -1,4 +1,4 @@
-"""Names of modules (``""`` is the root, dots lead down), and ranks and trace files in words."""
+"""Names of modules (``""`` is the root, dots lead down), and ranks, stragglers and trace files in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
-from lightning_flops.units import plural, run_text, runs_of
+from lightning_flops.schema.trace import Straggler
+from lightning_flops.units import duration, percent, plural, run_text, runs_of
 
 _Amount = TypeVar("_Amount", float, PhaseFlops, PhaseBytes)
 
@@ -53,3 +54,30 @@ def name_files(sources: Sequence[str]) -> list[str]:
     """The last part of each of *sources*, or all of it where the last parts are the same."""
     last = [os.path.basename(source.rstrip("/")) or source for source in sources]
     return [short if last.count(short) == 1 else source for short, source in zip(last, sources, strict=True)]
+
+
+def straggler_evidence(straggler: Straggler) -> str:
+    """Who waits for whom, how long, and where that comes from, in a sentence."""
+    late = (
+        f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for "
+        f"rank {straggler.rank}"
+    )
+    if straggler.part is None:
+        return f"{late}: no part of its step stands out alone."
+    part = "what is in no named part of its step" if straggler.part == "other" else f"its {straggler.part}"
+    # Not by how much in the module: that is of the traced step, and the part's figure may be of all timed ones.
+    module = "" if straggler.module is None else f", mostly in {straggler.module or 'the root module'}"
+    if straggler.outside_modules:
+        module = ", outside its modules"
+    return f"{late}: {part} takes {duration(straggler.part_sec)} longer than theirs{module}."
+
+
+def straggler_action(straggler: Straggler) -> str:
+    """What to try, in a sentence."""
+    if straggler.part == "data wait":
+        return "Look at how that rank gets its data: its storage, its workers, the lengths of its samples."
+    if straggler.module is not None:
+        return f"Look at what {straggler.module or 'the root module'} is given there, and at that rank's device."
+    if straggler.outside_modules:
+        return f"Look at what that rank does around its modules in its {straggler.part}: losses, metrics, hooks."
+    return "Balance the work between ranks, and look at that rank's device."

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from lightning_flops.analysis.evidence import Evidence, kept_up_with, share_of_wait, words_of_loader
-from lightning_flops.analysis.names import pattern_of
+from lightning_flops.analysis.names import pattern_of, straggler_action, straggler_evidence
 from lightning_flops.analysis.phases import rate, rate_of_rollout, scoring_gain
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
 from lightning_flops.schema.step import Advice
-from lightning_flops.schema.trace import Straggler
-from lightning_flops.units import duration, percent, plain, si
+from lightning_flops.units import percent, plain, si
 
 _PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profiler's pattern matcher", "this project"
 _NAMED = 3
@@ -64,14 +63,12 @@ class Rule:
         words = {"measured": percent(measured), "modules": _some(evidence.modules.get(self.name, ()))}
         words |= self.words(evidence)
         saves = self.saves(evidence, measured) if self.saves else None
-        saves = None if saves is None else min(1.0, saves)
-        at_least = self.removes and evidence.runs_alone
         return Advice(
             rule=self.name,
             fact=self.fact.format(**words),
             remedy=self.remedy.format(**words),
-            ceiling=None if at_least else saves,
-            floor=saves if at_least else None,
+            saves=None if saves is None else min(1.0, saves),
+            at_least=self.removes and evidence.runs_alone,
             unless=self.unless,
             changes=self.changes,
             threshold=self.threshold_text(limits),
@@ -142,33 +139,6 @@ def _of_waiting(evidence: Evidence) -> Mapping[str, str]:
 
 def _optimizers(evidence: Evidence) -> set[str]:
     return {one.type_name for one in evidence.facts.optimizers or ()}
-
-
-def straggler_evidence(straggler: Straggler) -> str:
-    """Who waits for whom, how long, and where that comes from, in a sentence."""
-    late = (
-        f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for "
-        f"rank {straggler.rank}"
-    )
-    if straggler.part is None:
-        return f"{late}: no part of its step stands out alone."
-    part = "what is in no named part of its step" if straggler.part == "other" else f"its {straggler.part}"
-    # Not by how much in the module: that is of the traced step, and the part's figure may be of all timed ones.
-    module = "" if straggler.module is None else f", mostly in {straggler.module or 'the root module'}"
-    if straggler.outside_modules:
-        module = ", outside its modules"
-    return f"{late}: {part} takes {duration(straggler.part_sec)} longer than theirs{module}."
-
-
-def straggler_action(straggler: Straggler) -> str:
-    """What to try, in a sentence."""
-    if straggler.part == "data wait":
-        return "Look at how that rank gets its data: its storage, its workers, the lengths of its samples."
-    if straggler.module is not None:
-        return f"Look at what {straggler.module or 'the root module'} is given there, and at that rank's device."
-    if straggler.outside_modules:
-        return f"Look at what that rank does around its modules in its {straggler.part}: losses, metrics, hooks."
-    return "Balance the work between ranks, and look at that rank's device."
 
 
 def _of_straggler(evidence: Evidence) -> Mapping[str, str]:

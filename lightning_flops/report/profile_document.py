@@ -284,9 +284,8 @@ def advice_section(
 
 def saving(advice: Advice, of: str = "a step") -> str:
     """What *advice* saves at most, or at least, and whether it changes the model, as sentences after others."""
-    words = "" if advice.ceiling is None else f" It can save up to {percent(advice.ceiling)} of {of}."
-    if advice.floor is not None:
-        words = f" Without it {of} is at least {percent(advice.floor)} shorter."
+    bound = "saves at least" if advice.at_least else "can save up to"
+    words = "" if advice.saves is None else f" It {bound} {percent(advice.saves)} of {of}."
     return f"{words} It changes the model's results." if advice.changes else words
 
 

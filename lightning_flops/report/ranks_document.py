@@ -9,9 +9,8 @@ from functools import partial
 from operator import itemgetter
 from statistics import median
 
-from lightning_flops.analysis.names import name_ranks
+from lightning_flops.analysis.names import name_ranks, straggler_evidence
 from lightning_flops.analysis.rates import sum_if_all_known
-from lightning_flops.analysis.rules import straggler_evidence
 from lightning_flops.report.document import Column, Section, Table, all_of, at, points, some_of
 from lightning_flops.report.profile_document import devices_of, missing_rates, whose
 from lightning_flops.schema.profile import Profile

@@ -19,19 +19,14 @@ class Advice:
     rule: str  #: Name of the rule.
     fact: str  #: What was measured, in a sentence: how much, of which rank, module or loader.
     remedy: str  #: What to do, in a sentence.
-    #: Share of a typical step that following it can save at most; pieces of advice may share time. None: not known.
-    ceiling: float | None
+    #: Share of a typical step that following it saves: at most if ``at_least`` is false. Pieces of advice may share
+    #: time. None: not known.
+    saves: float | None
     unless: str  #: When not to follow it, after "not": ``where a checkpoint fixes it``.
     threshold: str  #: Limit that the measured figure was held against, in words.
     source: str  #: Where the rule comes from.
     changes: bool = False  #: Whether following it changes what the model computes.
-    #: Share of a typical step that following it saves at least, where that is known and no ceiling is.
-    floor: float | None = None
-
-    @property
-    def saves(self) -> float | None:
-        """Share of a typical step that it is about: its ceiling or its floor."""
-        return self.floor if self.ceiling is None else self.ceiling
+    at_least: bool = False  #: Whether ``saves`` is the least, and not the most.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

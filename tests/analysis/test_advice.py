@@ -139,7 +139,7 @@ def test_a_rule_speaks_above_its_limit_alone(rule: str, limit: float, of: Callab
 def test_a_rollout_saves_its_time_less_what_its_flops_take_at_the_trainings_speed() -> None:
     advice = only(Evidence(phases=phases("rollout", 0.5)))  # 2 GFLOP/s, and training 100
     assert "50.0% of the step, at 2 GFLOP/s, where training runs at 100 GFLOP/s" in advice.fact
-    assert advice.ceiling == pytest.approx(0.5 - 10**9 / 100e9)
+    assert advice.saves == pytest.approx(0.5 - 10**9 / 100e9)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_scoring_saves_what_the_peak_of_bfloat16_saves_and_nothing_where_it_is_i
     of, faster = phases("scoring", 0.4), {"float32": 1e12, "bfloat16": 4e12}
     advice = only(Evidence(phases=of, peaks=faster))
     assert "take 40.0% of the step, in float32" in advice.fact
-    assert advice.ceiling == pytest.approx(0.4 * 3 / 4)
+    assert advice.saves == pytest.approx(0.4 * 3 / 4)
     assert rules(Evidence(phases=of)) == []
     assert rules(Evidence(phases=of, peaks={"float32": 1e12, "bfloat16": 1e12})) == []
     of["scoring"] = replace(of["scoring"], dtype="bfloat16")
@@ -208,7 +208,7 @@ def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() 
         fact="The step waits 50 ms a batch for data (50.0%), with 0 loader workers; this process may use 8 cores, 6.5 "
         "of them idle.",
         remedy="Set the DataLoader's num_workers=1, with persistent_workers=True, pin_memory=True.",
-        ceiling=0.5,
+        saves=0.5,
         unless="where the wait is for a disk or a network that is at its limit",
         threshold="more than 5.00%",
         source="PyTorch Profiler's recommendations",
@@ -218,11 +218,10 @@ def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() 
 def test_what_a_remedy_takes_away_whole_is_saved_at_least_where_nothing_runs_beside_the_thread() -> None:
     beside = Evidence(shares={"line": 0.4}, causes={"line": (SAVES,)})
     alone = replace(beside, runs_alone=True)
-    found = [(one.ceiling, one.floor, one.saves) for one in map(only, (alone, beside))]
-    assert found == [(None, 0.4, 0.4), (0.4, None, 0.4)]
-    assert saving(only(alone)) == " Without it a step is at least 40.0% shorter."
+    assert [(one.saves, one.at_least) for one in map(only, (alone, beside))] == [(0.4, True), (0.4, False)]
+    assert saving(only(alone)) == " It saves at least 40.0% of a step."
     fused = replace(alone, shares={"optimizer": 0.4}, facts=RunFacts(optimizers=(FOREACH,)))
-    assert (only(fused).ceiling, only(fused).floor) == (0.4, None)  # a fused one takes its time, too
+    assert (only(fused).saves, only(fused).at_least) == (0.4, False)  # a fused one takes its time, too
 
 
 @pytest.mark.parametrize(
@@ -292,7 +291,7 @@ def test_the_largest_possible_saving_comes_first_and_two_may_name_the_same_time(
         backend="gloo",
         device=TENSOR_CORES,
     )
-    found = {one.rule: one.ceiling for one in advise(evidence, ADVICE_THRESHOLDS)}
+    found = {one.rule: one.saves for one in advise(evidence, ADVICE_THRESHOLDS)}
     assert list(found) == ["backend", "exposed_communication", "norm", "misaligned"]
     assert found["exposed_communication"] == found["backend"] == pytest.approx(0.3)
     assert found["misaligned"] is None
@@ -304,10 +303,10 @@ def test_precision_saves_what_the_peaks_and_the_share_of_the_products_say() -> N
     first = advise(evidence, ADVICE_THRESHOLDS)[0]
     # Products take 70% of the step, and 66.9 / 494.7 of that at the peak of TF32.
     assert (first.rule, first.changes) == ("float32", True)
-    assert first.ceiling == pytest.approx(0.7 * (1 - 66.9 / 494.7))
+    assert first.saves == pytest.approx(0.7 * (1 - 66.9 / 494.7))
     in_tf32 = only(replace(evidence, shares={"tf32": 0.8}))
     assert in_tf32.rule == "tf32"
-    assert in_tf32.ceiling == pytest.approx(0.8 * 0.7 * 0.5)
+    assert in_tf32.saves == pytest.approx(0.8 * 0.7 * 0.5)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +322,7 @@ def test_workers_save_what_they_can_load_meanwhile(
     workers: int, cores: int | None, idle: float | None, saves: float
 ) -> None:
     evidence = waits(0.08, cores=cores, loader_workers=workers, idle_cores=idle)
-    assert only(evidence).ceiling == pytest.approx(saves)
+    assert only(evidence).saves == pytest.approx(saves)
 
 
 def test_what_changes_the_models_results_is_not_first_while_something_else_saves_a_twentieth() -> None:
@@ -399,7 +398,7 @@ def test_a_device_without_tensor_cores_or_tf32_is_not_told_of_them() -> None:
     assert rules(evidence) == []
     volta = only(replace(evidence, device=DeviceAbilities(tensor_core_dtypes=("float16",))))
     # What kernels take is the ceiling of advice on them.
-    assert (volta.remedy, volta.ceiling) == ("Train with automatic mixed precision in float16.", 0.25)
+    assert (volta.remedy, volta.saves) == ("Train with automatic mixed precision in float16.", 0.25)
 
 
 def test_thresholds_are_settings() -> None:

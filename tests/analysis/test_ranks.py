@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from lightning_flops.analysis.names import name_ranks
+from lightning_flops.analysis.names import name_ranks, straggler_action, straggler_evidence
 from lightning_flops.analysis.rank_record import (
     RECORD_LIMIT_BYTES,
     RankAbsence,
@@ -23,7 +23,6 @@ from lightning_flops.analysis.ranks import (
     find_stragglers_in_traces,
     with_ranks,
 )
-from lightning_flops.analysis.rules import straggler_action, straggler_evidence
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import ADVICE_THRESHOLDS, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
@@ -173,18 +172,18 @@ def test_late_rank_is_named_in_the_advice_with_its_cause_before_all_else() -> No
     whole = with_ranks(profile, answers)
     assert [(one.rank, one.part) for one in known(whole.ranks).stragglers] == [(2, "data wait")]
     assert [one.rule for one in whole.advice] == ["straggler"]
-    assert whole.advice[0].ceiling == pytest.approx(8 / 24, rel=1e-12)
+    assert whole.advice[0].saves == pytest.approx(8 / 24, rel=1e-12)
     assert "rank 2: its data wait takes 8 ms longer than theirs" in whole.advice[0].fact
 
 
 def test_what_ranks_wait_for_a_straggler_is_no_transfer() -> None:
     profile, answers = jobs.thousands(24)
     exposed = Advice(
-        rule="exposed_communication", fact="Rank 0's.", threshold="", remedy="", source="", unless="", ceiling=11.5 / 24
+        rule="exposed_communication", fact="Rank 0's.", threshold="", remedy="", source="", unless="", saves=11.5 / 24
     )
     whole = with_ranks(replace(profile, advice=(exposed,)), answers)
     # Of the others' 24 ms 11.5 are exposed, 8 of them waiting for rank 22.
-    found = {one.rule: one.ceiling for one in whole.advice}
+    found = {one.rule: one.saves for one in whole.advice}
     assert list(found) == ["straggler", "exposed_communication"]
     assert found["straggler"] == pytest.approx(8 / 24, rel=1e-12)
     assert found["exposed_communication"] == pytest.approx(3.5 / 24, rel=1e-12)

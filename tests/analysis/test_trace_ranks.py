@@ -320,7 +320,7 @@ def test_a_step_that_waits_for_data_is_told_so() -> None:
     waits = scope("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 400)
     (advice,) = analyze_traces([trace(step(1, 0, 1000), waits, operator("aten::mm", 400, 600))]).advice
     # Of 400 us whole batches leave 100.
-    assert advice.rule == "data_wait_short" and advice.ceiling == pytest.approx(0.3)
+    assert advice.rule == "data_wait_short" and advice.saves == pytest.approx(0.3)
     assert advice.fact == "The step waits 400 us a batch for data (40.0%)."
 
 
@@ -362,7 +362,7 @@ def test_a_straggler_is_told_of_where_all_ranks_are_at_hand() -> None:
     assert advice.fact == (
         "The other ranks wait 1.6 ms a step (16.0% of it) for rank 2: its kernel time takes 1.6 ms longer than theirs."
     )
-    assert round(known(advice.ceiling), 9) == 0.16  # 1.6 of the step's 10 ms
+    assert round(known(advice.saves), 9) == 0.16  # 1.6 of the step's 10 ms
 
 
 def test_what_several_ranks_show_is_told_once_with_the_rank_that_has_the_largest_saving() -> None:
@@ -397,7 +397,7 @@ def test_what_is_advised_to_a_trace_is_for_the_device_that_its_kernels_ran_on() 
 def test_waiting_for_another_rank_is_no_reason_for_larger_batches() -> None:
     def ceilings(*ranks: Sequence[float]) -> dict[str, float | None]:
         report = analyze_traces([communicating(rank, *starts) for rank, starts in enumerate(ranks)])
-        return {one.rule: None if one.ceiling is None else round(one.ceiling, 9) for one in report.advice}
+        return {one.rule: None if one.saves is None else round(one.saves, 9) for one in report.advice}
 
     # The calls end at 4,500 and at 9,000 us. Rank 0 waits 1,500 us in the first, rank 1 in the second; 1,000 us of
     # each are transfer. Both have as much work of their own, so none of them is a straggler.

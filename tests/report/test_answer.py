@@ -94,7 +94,7 @@ def test_names_of_any_length_and_any_amount_of_advice_stay_within_twelve_lines()
     window = replace(window, modules=modules, flops=replace(window.flops, cells=cells))
     profile = build_profile(window, config=ProfilerConfig())
     long: dict[str, Any] = {"fact": "Words " * 80, "remedy": "Do this. " * 40}
-    advice = Advice(rule="r", **long, threshold="", source="", unless="", ceiling=0.25)
+    advice = Advice(rule="r", **long, threshold="", source="", unless="", saves=0.25)
     text = str(replace(profile, advice=(advice,) * 9, notes=("Note " * 90,) * 9))
     assert text.count("\n") <= 60 and max(map(len, text.splitlines()[1:])) <= 100
     assert len(summary_lines(profile)) <= 12
