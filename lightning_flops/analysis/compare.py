@@ -53,8 +53,8 @@ from lightning_flops.units import percent, plural
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _COMPUTING: tuple[TimePhase, ...] = ("forward", "backward", "optimizer")
 _BY_MODULE: tuple[TimePhase, ...] = ("forward", "backward")
+# What a part of a step that computes nothing of the model is a wait for.
 _WAITS: dict[TimePhase, Cause] = {"data_wait": "data", "transfer": "loop", "bubble": "communication", "other": "loop"}
-"""What a part of a step that computes nothing of the model is a wait for."""
 _STARVED = 0.05  # from this share of lost processor time on, the times of a run say little of its program
 _OTHERS = 0.25  # from this share of the processors on, other programs slow a run without starving it
 _ERRORS = 4  # so many standard errors of both runs together may separate a module's times by figures
@@ -70,8 +70,8 @@ class Work(NamedTuple):
     bytes: float = 0
 
 
+# Time and work of the pieces of a part of a step, by whose they are, and what they are a wait for.
 _Pieces = dict[tuple[_Row, Cause | None], tuple[int, Work]]
-"""Time and work of the pieces of a part of a step, by whose they are, and what they are a wait for."""
 
 
 def compare_profiles(
@@ -398,8 +398,7 @@ def _notes(sides: Sequence[_Side], per_byte: float) -> Iterator[str]:
         yield f"Where FLOPs and bytes changed differently, a byte weighs as much as {per_byte:.3g} FLOPs."
     for run in runs:
         context, steps = run.profile.context, run.timing.timed_steps
-        if steps < figures.LEAST_STEPS:
-            yield figures.too_few(run.source, f"{steps} timed steps")
+        yield from figures.too_few(run.source, steps, "timed steps")
         if run.traced is not None and run.traced.is_apart:
             yield (
                 f"The traced steps of {run.source} took over twice or under half as long as its timed ones: which "

@@ -22,33 +22,32 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.rates import peak_seconds, per_second, ratio
 from lightning_flops.errors import ComparisonError
-from lightning_flops.schema.comparison import CausedDifference, ComparedRun, Comparison, FigureDifference
+from lightning_flops.schema.comparison import ComparedRun, Comparison, FigureDifference
 from lightning_flops.schema.profile import Profile
 from lightning_flops.units import NOT_AVAILABLE, plain, shown, si
 
 LEAST_STEPS = 4  # timed steps of each run, below which nothing is said of noise
 FLOPS_PER_BYTE = 10.0  # where a device's own are not known: an A100's in float32, 19.5 TFLOP/s on 2.0 TB/s
+# Student's t of ``CONFIDENCE``, two-sided, from two degrees of freedom on; the last of all beyond.
 _T = (9.92, 5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.95, 2.92, 2.90, 2.88, 2.86, 2.85)
-"""Student's t of ``CONFIDENCE``, two-sided, from two degrees of freedom on; the last of all beyond."""
 
 Floats = npt.NDArray[np.float64]
+# Figures of the wall clock, which say little of a run that was starved of processors.
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
-"""Figures of the wall clock, which say little of a run that was starved of processors."""
-Runs = Sequence[Floats]
-"""Something in each step of each run of a side."""
+Runs = Sequence[Floats]  # something in each step of each run of a side
+# A figure of one run, and what it is in each step, or in proportion to that; None of an exact count.
 OfRun = tuple[float | None, Floats | None]
-"""A figure of one run, and what it is in each step, or in proportion to that; None of an exact count."""
-Figure = tuple[float | None, Runs | None, str]
-"""The same of the runs of a side, and why it may not be known."""
+Figure = tuple[float | None, Runs | None, str]  # the same of the runs of a side, and why it may not be known
 
 _OF_PROFILE = ("micro_steps", "samples", "tokens", "params", "trainable_params")
 _SIGNS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _FORM = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*")
 
 
-def too_few(source: str, steps: str) -> str:
-    """The sentence on the run *source* whose steps, in words, are fewer than ``LEAST_STEPS``."""
-    return f"What is noise is not known: {source} has {steps}, and less than {LEAST_STEPS} say nothing of their spread."
+def too_few(source: str, number: int, what: str) -> list[str]:
+    """The sentence on the run *source* if the *number* of its steps, or of *what* it has, is below ``LEAST_STEPS``."""
+    words = f"What is noise is not known: {source} has {number} {what}, and less than {LEAST_STEPS} say nothing of "
+    return [f"{words}their spread."] if number < LEAST_STEPS else []
 
 
 def noise_ns(a: Runs, b: Runs) -> int | None:
@@ -57,11 +56,10 @@ def noise_ns(a: Runs, b: Runs) -> int | None:
     return None if width is None else round(1e9 * width)
 
 
-def difference(name: str, a: Figure, b: Figure) -> CausedDifference:
-    """The difference of *a* and *b*, seconds that both sides know, without causes."""
-    (a_sec, of_a, _), (b_sec, of_b, _) = a, b
-    a_ns, b_ns = (round(1e9 * (sec or 0.0)) for sec in (a_sec, b_sec))
-    return CausedDifference(name=name, a_ns=a_ns, b_ns=b_ns, causes={}, noise_ns=noise_ns(of_a or (), of_b or ()))
+def times(a: Figure, b: Figure) -> dict[str, Any]:
+    """The fields of the difference of *a* and *b*, seconds that both sides know."""
+    a_ns, b_ns = (round(1e9 * (seconds or 0.0)) for seconds, *_ in (a, b))
+    return {"a_ns": a_ns, "b_ns": b_ns, "noise_ns": noise_ns(a[1] or (), b[1] or ())}
 
 
 def noise_factor(a: Runs, b: Runs) -> float | None:

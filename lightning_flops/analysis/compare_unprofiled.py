@@ -10,7 +10,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from itertools import chain
+from typing import get_args
 
 import numpy as np
 
@@ -33,12 +34,12 @@ from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.units import plain, plural
 
 _NS_PER_US, _NS_PER_SEC = 1000, 1e9
+# Figures of devices, which fields they are of, and why they are not known.
 _OF_DEVICES = {
     "gpu_utilization": ("utilization", "no device is in the trace"),
     "sm_efficiency": ("sm_efficiency", "the trace does not say the blocks of its kernels"),
     "occupancy_percent": ("occupancy_percent", "the trace does not say the occupancy of its kernels"),
 }
-"""Figures of devices, which fields they are of, and why they are not known."""
 
 
 def compare_traces(
@@ -60,7 +61,7 @@ def compare_traces(
         )
 
     def part(name: str, field: str) -> CausedDifference:
-        return CausedDifference(name=name, causes={}, **_times([run.part(field) for run in runs]))
+        return CausedDifference(name=name, causes={}, **figures.times(*(_figure(run.part(field)) for run in runs)))
 
     means = [report.step_times.mean for run in runs for report in run.reports]
     parts = tuple(part(*one) for one in STEP_PARTS if any(getattr(mean, one[1]) is not None for mean in means))
@@ -73,7 +74,7 @@ def compare_traces(
         step=replace(whole, a_ns=sum(one.a_ns for one in parts), b_ns=sum(one.b_ns for one in parts)),
         parts=parts,
         tables={of: rows for of in get_args(TableName) if (rows := _rows(runs, of))},
-        figures=tuple(figures.differences(first.figures(), second.figures(), peaks=[run.peaks() for run in runs])),
+        figures=tuple(figures.differences(first.figures(), second.figures(), peaks=[run.peaks for run in runs])),
         notes=tuple(_notes(runs)),
     )
 
@@ -94,6 +95,9 @@ class _Run:
         self.sums = [one.step_sums or {} for one in analyzed]
         self.marked = self.reports[0].step_times.marked  # if not, each is one step as a whole
         self.steps = len(self.reports[0].step_times.steps)
+        self.peaks = figures.peaks_text(
+            dict(peak for one in self.reports if one.flops for peak in one.flops.peaks.items())
+        )
 
     def identity(self) -> ComparedRun:
         ranks, devices = len(self.reports), self.reports[0].device_metrics or ()
@@ -114,13 +118,10 @@ class _Run:
         nothing = np.zeros((2, self.steps))
         return {name: np.mean([tables[which].get(name, nothing) for tables in self.sums], axis=0) for name in names}
 
-    def peaks(self) -> str:
-        return figures.peaks_text({k: peak for one in self.reports if one.flops for k, peak in one.flops.peaks.items()})
-
     def figures(self) -> dict[str, Figure]:
         """Step time and rates with the times that their noise is of, and counts of one step."""
         wall, waits, flops = self.part("wall_us"), self.part("data_loader_us"), [one.flops for one in self.reports]
-        found: dict[str, Figure] = {"global_step_sec": (float(wall.mean()) / _NS_PER_SEC, [wall], "")}
+        found: dict[str, Figure] = {"global_step_sec": _figure(wall)}
         for name in ("mfu", "hfu"):
             shares: list[float | None] = [None if one is None else getattr(one, name) for one in flops]
             found[name] = _mean(shares), [wall], why_no_mfu(self.reports) or ""
@@ -151,10 +152,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return None if total is None else total / len(values)
 
 
-def _times(ns: Sequence[Floats]) -> dict[str, Any]:
-    """The fields of a difference of nanoseconds in each step."""
-    a_ns, b_ns = (round(float(one.mean())) for one in ns)
-    return {"a_ns": a_ns, "b_ns": b_ns, "noise_ns": figures.noise_ns([ns[0] / _NS_PER_SEC], [ns[1] / _NS_PER_SEC])}
+def _figure(ns: Floats) -> Figure:
+    """Seconds of a step, given nanoseconds of each."""
+    return float(ns.mean()) / _NS_PER_SEC, [ns / _NS_PER_SEC], ""
 
 
 def _rows(runs: tuple[_Run, _Run], which: TableName) -> tuple[CalledDifference, ...]:
@@ -163,7 +163,8 @@ def _rows(runs: tuple[_Run, _Run], which: TableName) -> tuple[CalledDifference, 
     for name in dict.fromkeys((*found[0], *found[1])):
         both = [mine.get(name, np.zeros((2, run.steps))) for mine, run in zip(found, runs, strict=True)]
         calls_a, calls_b = (float(calls.mean()) for _, calls in both)
-        rows.append(CalledDifference(name=name, **_times([ns for ns, _ in both]), calls_a=calls_a, calls_b=calls_b))
+        times = figures.times(*(_figure(ns) for ns, _ in both))
+        rows.append(CalledDifference(name=name, **times, calls_a=calls_a, calls_b=calls_b))
     return tuple(sorted(rows, key=lambda row: (-abs(row.difference_ns), -max(row.a_ns, row.b_ns), row.name)))
 
 
@@ -178,8 +179,7 @@ def _notes(runs: tuple[_Run, _Run]) -> Iterator[str]:
             "hold equally many steps. What is noise is not known."
         )
     for run in runs:
-        if run.marked and run.steps < figures.LEAST_STEPS:
-            yield figures.too_few(run.source, f"{run.steps} traced {plural('step', run.steps)}")
+        yield from figures.too_few(run.source, run.steps, f"traced {plural('step', run.steps)}") if run.marked else ()
         if any(report.flops is not None and report.flops.uncounted for report in run.reports):
             yield f"FLOPs of {run.source} are lower bounds: what could not be counted is not in them."
 
@@ -188,7 +188,6 @@ _ONLY_PROFILES = (
     "Only profiles say which part of a step and which module a difference is in, how the runs are set up, and whether "
     "one had to wait for processors: train both without timer_only for that."
 )
-_OTHERS = "whether other programs ran beside it is not known"
 _PARTS = ("batch", "data wait", "the rest")
 _WHY = {
     "samples_per_sec": "how many samples a batch has was not known",
@@ -209,16 +208,18 @@ def compare_throughputs(
     """
     sides = a, b
     of_a, of_b = (figures.of_side([_figures(one) for one in side], _WHY) for side in sides)
-    step, waits, rest = (figures.difference(name, of_a.pop(name), of_b.pop(name)) for name in _PARTS)
+    step, waits, rest = (
+        CausedDifference(name=name, causes={}, **figures.times(of_a.pop(name), of_b.pop(name))) for name in _PARTS
+    )
     rest = replace(rest, a_ns=step.a_ns - waits.a_ns, b_ns=step.b_ns - waits.b_ns)
-    lengths = [len(one.batch_stretches_sec) for one in (a[0], b[0])] if min(len(a), len(b)) == 1 else []
-    few = [one for one in zip(sources, lengths, strict=False) if one[1] < figures.LEAST_STEPS]
+    alone = zip(sources, (a[0], b[0]), strict=True) if min(len(a), len(b)) == 1 else ()
+    few = [figures.too_few(names[0], len(one.batch_stretches_sec), "batches") for names, one in alone]
     run_a, run_b = (
         figures.identity(
             names,
             f"{plain(side[0].batches)} {plural('batch', side[0].batches)}, without a profile",
             starts_share=SHARED,
-            others=_OTHERS,
+            others="whether other programs ran beside it is not known",
         )
         for side, names in zip(sides, sources, strict=True)
     )
@@ -229,7 +230,7 @@ def compare_throughputs(
         figures=tuple(one for one in figures.differences(of_a, of_b, peaks=("", "")) if (one.a, one.b) != (None, None)),
         step=step,
         parts=(waits, rest) if all(one.reader_stretches_sec for one in (*a, *b)) else (),
-        notes=(_ONLY_PROFILES, *(figures.too_few(names[0], f"{plain(number)} batches") for names, number in few)),
+        notes=(_ONLY_PROFILES, *chain.from_iterable(few)),
     )
 
 

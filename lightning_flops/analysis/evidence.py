@@ -322,9 +322,8 @@ def _share_of_loop(
     own_sec = sum(_own_sec(times.get(name)) for name in loops) * _around_modules(times, evidence)
     if not found or not own_sec:
         return {}
-    functions = {cause.rows[0].function for cause in found}
-    rows = [row for of in evidence.rows.values() for row in of if row.in_module and row.function in functions]
-    whole = sum(row.share or 0.0 for row in rows if not row.only_enters)
+    rows = [row for of in evidence.rows.values() for row in of if row.in_module and not row.only_enters]
+    whole = sum(row.share or 0.0 for row in rows if row.function in {cause.rows[0].function for cause in found})
     return {"line_in_module": _product(ratio(part=own_sec, whole=evidence.step_sec), found[0].share / whole)}
 
 

@@ -137,10 +137,6 @@ def _of_waiting(evidence: Evidence) -> Mapping[str, str]:
     return {"waits": f"the wait for other ranks left out{known}"}
 
 
-def _optimizers(evidence: Evidence) -> set[str]:
-    return {one.type_name for one in evidence.facts.optimizers or ()}
-
-
 def _of_straggler(evidence: Evidence) -> Mapping[str, str]:
     one = evidence.straggler
     return {} if one is None else {"who": straggler_evidence(one), "look": straggler_action(one)}
@@ -225,7 +221,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="closure",
-        measured=lambda one: one.forwards_a_batch if "LBFGS" in _optimizers(one) else None,
+        measured=lambda one: (
+            one.forwards_a_batch if any(of.type_name == "LBFGS" for of in one.facts.optimizers or ()) else None
+        ),
         threshold="an LBFGS that runs the model more than {forwards} times a batch",
         words=lambda one: {"forwards": plain(one.forwards_a_batch)},
         fact="LBFGS's closure runs the model {forwards} times a batch.",
