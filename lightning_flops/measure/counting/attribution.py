@@ -166,7 +166,6 @@ class ThreadState:
         self._threads = threads
         self.entered = 0  #: How many times the counter is entered on this thread.
         self.paused = 0
-        self.known = 0  #: How many operators run here of which all is known, with the kernels that they launch.
         #: The phase in which each running function was called that has a formula of its own.
         self.functions: list[FlopPhase] = []
         self.stack = [Running(OUTSIDE, "forward", None, NO_GRAPH_TASK)]
@@ -210,7 +209,7 @@ class ThreadState:
         """Counting ends on this thread."""
         del self.stack[1:]
         self.nodes.mark(None)
-        self.paused = self.known = 0
+        self.paused = 0
         self.by_graph = False
         self.functions.clear()
         self.repetitions.clear()

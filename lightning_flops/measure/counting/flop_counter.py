@@ -181,8 +181,7 @@ class FlopCounter:
             replays = lambda graph: self._mode.list_unseen("cuda.graph_replay")  # noqa: E731
             heard += [(graph, "replay", replays, "a replayed CUDA graph")]
         kernels = class_of_triton_kernels()
-        self._mode.hears_kernels = "run" in vars(kernels)
-        if self._mode.hears_kernels:
+        if "run" in vars(kernels):
             heard += [(kernels, "run", self._mode.kernel_launches, "the launch of a Triton kernel")]
         for owner, name, begins, where in heard:
             patches.listen(undo, owner, name, begins, failed=partial(self._failed, where))

@@ -81,7 +81,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self.forward_products: set[tuple[Any, ...]] = set()
         #: Values in tensors have decided sizes: another step of these shapes may cost something else.
         self.data_dependent = False
-        self.hears_kernels = False  #: Whether launches of Triton kernels are heard of.
         #: The model's, if one was compiled in place, by ``module.compile()``: no hook fires inside such a module.
         self.in_place: frozenset[nn.Module] = frozenset()
         self.runs_in_tf32: Callable[[str], bool] | None = None
@@ -114,7 +113,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if counts and operator.looks_inside:
             return self._open(operator, types, args, kwargs)
-        out = self._runs(operator, func, *args, **kwargs) if self.hears_kernels else func(*args, **kwargs)
+        out = func(*args, **kwargs)
         if counts:  # it has run: if counting it fails, the user's step goes on
             guarded(self._operator_failed, self._add, operator, args, kwargs, out)
         return out
@@ -122,15 +121,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     def is_on(self) -> bool:
         """Whether this thread has entered the counter, or runs something now that is counted."""
         return self._threads.state.entered > 0 or is_pushed(self)
-
-    def _runs(self, operator: Operator, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What *function* returns, which runs an operator; kernels that a known one launches need not be listed."""
-        state, known = self._threads.state, operator.entry.kind != "unknown"
-        state.known += known
-        try:
-            return function(*args, **kwargs)
-        finally:
-            state.known = max(0, state.known - known)
 
     def _operator(self, function: Any) -> Operator:
         return self._operators.get(id(function)) or self._operators.setdefault(id(function), Operator(function))
@@ -150,10 +140,9 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 tensors = [*tensors_in((*args, *kwargs.values()))]
                 keys = guarded(self._operator_failed, keys_of_python_kernel, operator.function, tensors)
             if keys is None:
-                out = self._runs(operator, operator.function, *args, **kwargs)
+                out = operator.function(*args, **kwargs)
             else:
-                mode = None if operator.counted else self
-                out = self._runs(operator, run_python_kernel, operator.function, keys, args, kwargs, mode)
+                out = run_python_kernel(operator.function, keys, args, kwargs, None if operator.counted else self)
             moves = keys is None or operator.counted
             guarded(self._operator_failed, self._add, operator, args, kwargs, out, moves)
         finally:
@@ -254,16 +243,19 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     # ---- what no dispatcher shows
 
     def list_unseen(self, name: str, may_have_flops: bool = True) -> None:
-        """Work of which the dispatcher sees nothing runs: it is listed under the module that is running."""
+        """Work of which the dispatcher sees nothing runs: it is listed under the module that is running.
+
+        What an operator launches is the operator's, which is counted, or listed itself.
+        """
         state = self._threads.state
-        if state.paused or state.known or state.by_graph or not self.is_on():
+        if state.paused or state.by_graph or not is_pushed(self):
             return
         module, phase = state.place(True)
         if not state.stands_for(module, phase):
             self._totals.list(name, self._region(state, module, phase), may_have_flops)
 
     def kernel_launches(self, kernel: Any, *_: Any, warmup: bool = False, **__: Any) -> None:
-        """A Triton kernel is launched by Python: no operator shows it, unless one with a formula launches it."""
+        """A Triton kernel is launched by Python."""
         if not warmup:
             name = getattr(getattr(kernel, "fn", kernel), "__name__", type(kernel).__name__)
             self.list_unseen(f"triton.{name}", multiplies(kernel))

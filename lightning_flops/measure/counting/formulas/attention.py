@@ -81,17 +81,13 @@ def _seen(queries: int, keys: int, left: int | None, right: int | None, shift: i
     return int((ends - begins).sum())
 
 
-def forward_work(call: Call, head_size: int, value_size: int) -> Work:
-    """Two products over each score matrix."""
-    per_entry = 2 * (head_size + value_size)
-    return Work(per_entry * call.entries, 0, per_entry * call.skipped, call.causal, call.by_values)
-
-
-def backward_work(call: Call, head_size: int, value_size: int) -> Work:
-    """Four products over each score matrix, and the scores once more."""
-    query, key, value, *bias = _asked()
-    asked = 2 * (value_size * (value + max(query, key, *bias)) + head_size * (query + key))
-    executed = 4 * (head_size + value_size) + 2 * head_size
+def _work(call: Call, head_size: int, value_size: int, *, is_backward: bool) -> Work:
+    """Two products over each score matrix; of a backward four, and the scores once more."""
+    asked = executed = 2 * (head_size + value_size)
+    if is_backward:
+        query, key, value, *bias = _asked()
+        asked = 2 * (value_size * (value + max(query, key, *bias)) + head_size * (query + key))
+        executed += executed + 2 * head_size
     repeated = (executed - asked) * call.entries
     return Work(asked * call.entries, repeated, executed * call.skipped, call.causal, call.by_values)
 
@@ -208,10 +204,11 @@ def _entries_in_blocks(counts: Tensor, columns: Tensor, lengths: tuple[int, int]
     return host_integers(entries)[0]
 
 
-def _flex(work: Callable[[Call, int, int], Work], mask_at: int, args: Arguments, kwargs: Keywords, out: Any) -> Work:
+def _flex(is_backward: bool, args: Arguments, kwargs: Keywords, out: Any) -> Work:
     """``flex_attention(query, key, value, score_mod, block_mask, …)``, or its backward, with the mask elsewhere."""
     query, key, value = args[:3]
-    return work(_flex_call(query, key, args[mask_at]), int(query.shape[-1]), int(value.shape[-1]))
+    call = _flex_call(query, key, args[9 if is_backward else 4])
+    return _work(call, int(query.shape[-1]), int(value.shape[-1]), is_backward=is_backward)
 
 
 def native_multi_head(query: Tensor, key: Tensor, value: Tensor, qkv_weight: Tensor, out_weight: Tensor) -> int:
@@ -242,20 +239,15 @@ def _kernel(
     """
     found: dict[str, Rule] = {}
     for name in names.split():
-        work = backward_work if "backward" in name else forward_work
-        found |= rules(name, partial(_kernel_work, work, read), f"{operands} {arguments}")
+        found |= rules(name, partial(_kernel_work, "backward" in name, read), f"{operands} {arguments}")
     return found
 
 
 def _kernel_work(
-    work: Callable[[Call, int, int], Work],
-    read: Callable[..., Call],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *rest: Any,
+    is_backward: bool, read: Callable[..., Call], query: Tensor, key: Tensor, value: Tensor, *rest: Any
 ) -> Work:
-    return work(read(query, key, *rest), sizes_of(query)[0][-1], sizes_of(value)[0][-1])
+    call = read(query, key, *rest)
+    return _work(call, sizes_of(query)[0][-1], sizes_of(value)[0][-1], is_backward=is_backward)
 
 
 _WINDOW = "window_size_left? window_size_right?"
@@ -323,6 +315,6 @@ ATTENTION_RULES: dict[str, Rule] = {
 }
 
 HIGHER_ORDER_FORMULAS: dict[str, Formula] = {
-    "flex_attention": partial(_flex, forward_work, 4),
-    "flex_attention_backward": partial(_flex, backward_work, 9),
+    "flex_attention": partial(_flex, False),
+    "flex_attention_backward": partial(_flex, True),
 }
