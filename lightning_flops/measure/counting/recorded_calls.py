@@ -202,9 +202,7 @@ def _tensor(dims: Any, strides: Any, dtype: torch.dtype | None, missing: _NotWri
     sizes = _sizes(dims)
     if sizes is None or dtype is None:
         return missing
-    if strides is None:
-        return torch.empty(sizes, dtype=dtype, device="meta")
-    steps = _sizes(strides)
+    steps = torch.empty(sizes, device="meta").stride() if strides is None else _sizes(strides)
     if steps is None or len(steps) != len(sizes):
         return missing  # a sparse tensor: how many elements it stores is not written
     return torch.empty_strided(sizes, steps, dtype=dtype, device="meta")

@@ -47,7 +47,7 @@ user_formulas: dict[str, Formula] = {}
 heard_kernels: dict[int, bool] = {}
 
 #: Higher-order operators that call the operator they are handed, with something set up around it.
-_CALLS_ANOTHER = {
+_CALLS_ANOTHER: Mapping[str, tuple[int, int, int | None]] = {
     # position of the operator that is called, where its arguments start, where its result is in what comes out
     "out_dtype": (0, 2, None),
     "run_and_save_rng_state": (0, 1, 1),
@@ -116,22 +116,20 @@ def _find_higher_order(operator: Any) -> Entry:
     short = str(operator.name())
     formula = user_formulas.get(f"higher_order::{short}") or HIGHER_ORDER_FORMULAS.get(short)
     if formula is None and short in _CALLS_ANOTHER:
-        formula = _flops_of_called(*_CALLS_ANOTHER[short])
+        formula = functools.partial(_flops_of_called, *_CALLS_ANOTHER[short])
     elif formula is None and short.startswith("triton_kernel_wrapper"):
         formula = _no_flops_if_heard
     return Entry(f"higher_order.{short}", "formula" if formula else "unknown", formula or no_flops)
 
 
-def _flops_of_called(place: int, start: int, result: int | None) -> Formula:
+def _flops_of_called(
+    place: int, start: int, result: int | None, args: Arguments, kwargs: Keywords, out: Any
+) -> int | Work:
     """FLOPs of the operator that a call hands over at *place*."""
-
-    def flops(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
-        called = lookup(args[place])
-        if called.kind == "unknown":
-            raise Unreadable(f"it calls {called.name}, which has no formula")
-        return called.compute(args[start:], kwargs, out if result is None else out[result])
-
-    return flops
+    called = lookup(args[place])
+    if called.kind == "unknown":
+        raise Unreadable(f"it calls {called.name}, which has no formula")
+    return called.compute(args[start:], kwargs, out if result is None else out[result])
 
 
 def _no_flops_if_heard(args: Arguments, kwargs: Keywords, out: Any) -> int:
