@@ -19,9 +19,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.units import package_logger
-
-logger = package_logger(__name__)
 
 MISSING: list[str] = []  #: Names, as ``module:attribute``, that counting needs and this torch lacks.
 
@@ -170,7 +167,6 @@ def hide(function: Callable[..., Any], *, alone: bool = False) -> bool:
         inside = _C.Action.DEFAULT if alone else _C.Action.SKIP
         _C.mark(function.__code__, _C.Strategy(_C.Action.SKIP, inside))
     except (AttributeError, TypeError):  # it has no code of its own, such as a callable object; or torch has no marks
-        logger.debug("%r could not be marked as not to be compiled", function, exc_info=True)
         return False
     return True
 
