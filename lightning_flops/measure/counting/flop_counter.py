@@ -133,7 +133,7 @@ class FlopCounter:
         state = self._threads.state
         with self._lock:
             if self._is_entered() and not state.entered:
-                return  # where nobody is inside we go on: an interrupt may have left something of an earlier end
+                return  # where no thread is inside we go on: an interrupt may have left something of an earlier end
             try:
                 if state.entered <= 1:
                     remove(self._mode)  # first, so that it is off whatever fails afterwards

@@ -1,4 +1,4 @@
-"""The dispatch mode: runs every operator, then counts it; and what no dispatcher shows, when it is told of it."""
+"""The dispatch mode: runs every operator, then counts it; and counts what no dispatcher shows, where it is notified."""
 
 from __future__ import annotations
 
