@@ -154,7 +154,7 @@ MUTATIONS = (
         "if False:",
         "measure/timing lightning/test_loops.py",
     ),
-    Mutation("measure/timing/phase_timer.py", "if len(self._marks) == 1:", "if True:", "measure/timing"),
+    Mutation("measure/timing/phase_timer.py", "if len(self.marks) == 1:", "if True:", "measure/timing"),
     Mutation("measure/batches.py", "min(lengths) < 0", "min(lengths) <= 0", "measure/test_tokens.py"),
     Mutation("measure/batches.py", "1 in (lengths[0], lengths[-1])", "1 in lengths", "measure/test_tokens.py"),
     Mutation("measure/batches.py", "length * length for", "length for", "measure/test_tokens.py"),

@@ -162,11 +162,6 @@ class _LineTimer(PhaseTimer):
             self.entries[place[:2]].add(place.callee)
         super().enter(part, counts=counts)
 
-    @property
-    def interval(self) -> int:
-        """Number of the interval between boundaries of the running step, as in its marks."""
-        return len(self._marks) - 1
-
     def only_enters(self, part: str, place: Place) -> bool:
         """Whether the line of *place* only calls what the time of *part* is of."""
         called = self.entries.get(place[:2], set())
@@ -196,7 +191,8 @@ class LineSampler:
         # Of what ran: where a thread waits for a processor, no operator is long.
         self._now, self._ran, self._last, self._last_ran = now, ran, 0.0, 0.0
         self._jitter = random.Random(0).uniform  # a generator of our own
-        self._samples: list[tuple[int, float, float, Place]] = []  # of the running step
+        #: Of the running step, each with the number of the interval between its marks.
+        self._samples: list[tuple[int, float, float, Place]] = []
         #: Of each part and place the seconds of each sample, and of each that is of one long operator, else 0.
         self._found: defaultdict[tuple[str, Place], list[tuple[float, float]]] = defaultdict(list)
         self._step_sec: list[float] = []
@@ -245,7 +241,7 @@ class LineSampler:
         now, ran = self._now(), self._ran()
         if (place := place_of(frame)) is not None:
             seconds, is_long = now - self._last, ran - self._last_ran > _LONG_SEC
-            self._samples.append((self.timer.interval, seconds, seconds * is_long, place))
+            self._samples.append((len(self.timer.marks) - 1, seconds, seconds * is_long, place))
         self._last, self._last_ran = now, ran
 
     def pause(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter as Tally
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from lightning_flops.measure.batches import never_alike, shapes_text
 from lightning_flops.measure.counting.flop_counter import PartCounter
@@ -80,6 +80,6 @@ class Measured:
         """The steps that can be compared with what was counted, and the seconds of those without parts."""
         timer.clock.settle()
         alike = (one for one in self.watched if self.is_comparable(one[0].signature))
-        plain = (marks for step, marks in self.plain if self.may_be_comparable(step.signature))
-        steps = [replace(step, **timer.read(marks)._asdict()) for step, marks in alike]
-        return steps, [timer.read(marks).seconds.total for marks in plain]
+        plain = (timer.read(*one) for one in self.plain if self.may_be_comparable(one[0].signature))
+        plain_sec = [one.seconds.total for one in plain if one.seconds is not None]
+        return [timer.read(*one) for one in alike], plain_sec

@@ -13,11 +13,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from lightning_flops.analysis.names import parent_name, with_those_above
+from lightning_flops.analysis.names import with_those_above
 from lightning_flops.records import marked_module, marked_phase
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.trace.columns import Trace, once
@@ -186,13 +187,9 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
 def with_modules_above(owner: Ints, which: Ints, modules: tuple[str, ...]) -> tuple[Ints, Ints]:
     """Each of the owners, and all modules above it; and of *which* it is."""
     numbers = {name: index for index, name in enumerate(modules)}
-    above = np.array([numbers[parent_name(name)] if name else -1 for name in modules], dtype=np.int64)
-    found = [np.array([owner, which])]
-    while found[-1].size:
-        owner, which = above[found[-1][0]], found[-1][1]
-        found.append(np.array([owner, which])[:, owner >= 0])
-    owner, which = np.concatenate(found, axis=1)
-    return owner, which
+    above = [[numbers[one] for one in with_those_above(name)] for name in modules]
+    owners = [above[one] for one in owner.tolist()]
+    return np.array([*chain(*owners)], dtype=np.int64), np.repeat(which, [*map(len, owners)])
 
 
 @lru_cache(maxsize=65536)

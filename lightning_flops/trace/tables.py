@@ -228,26 +228,25 @@ def children_table(trace: Trace) -> tuple[schema.ChildRow, ...] | None:
     """What each operator called and launched itself, by name; None without operators."""
     times, links = times_of(trace), links_of(trace)
     owner = np.append(nearest(links.parent, np.isin(np.arange(len(trace)), times.rows)), -1)
-    found, whole = list[schema.ChildRow](), trace.name[times.rows].astype(np.int64)
+    whole = trace.name[times.rows].astype(np.int64)
     host_ns, device_ns = (sums_by(whole, of[times.rows], len(trace.names)) for of in (times.host, times.device))
-    around = {False: links.parent[times.rows], True: links.operator_of_launch[trace.device_rows]}
-    for launched, rows in {False: times.rows, True: trace.device_rows}.items():
-        above = owner[around[launched]]
-        rows, above = rows[above >= 0], above[above >= 0]
-        groups = group_by(trace.name[above], trace.name[rows])
-        parents, children = groups.keys
-        spent, nothing = trace.duration_ns if launched else times.device, [None] * len(parents)
-        host = groups.durations(times.host[rows], whole_ns=host_ns[parents])
-        on_device = groups.durations(spent[rows], whole_ns=device_ns[parents])
-        found += table(
-            schema.ChildRow,
-            name=trace.texts(children),
-            operator=trace.texts(parents),
-            calls=groups.calls,
-            host=nothing if launched else host,
-            device=on_device if trace.has_device else nothing,
-        )
-    return tuple(sorted(found, key=intervals.longest_first("device", "host"))) or None
+    rows = np.concatenate([times.rows, trace.device_rows])
+    above = owner[np.concatenate([links.parent[times.rows], links.operator_of_launch[trace.device_rows]])]
+    rows, above = rows[above >= 0], above[above >= 0]
+    groups = group_by(trace.name[above], trace.on_device[rows].astype(np.int8), trace.name[rows])
+    parents, launched, children = groups.keys
+    host = groups.durations(times.host[rows], whole_ns=host_ns[parents])
+    spent_ns = np.where(trace.on_device, trace.duration_ns, times.device)[rows]
+    found = table(
+        schema.ChildRow,
+        intervals.longest_first("device", "host"),
+        name=trace.texts(children),
+        operator=trace.texts(parents),
+        calls=groups.calls,
+        host=[None if one else durations for one, durations in zip(launched.tolist(), host, strict=True)],
+        device=groups.durations(spent_ns, whole_ns=device_ns[parents]) if trace.has_device else [None] * len(host),
+    )
+    return found or None
 
 
 def operators_by_shape(trace: Trace, flops: Mapping[tuple[str, str], schema.Flops]) -> tuple[OperatorRow, ...] | None:

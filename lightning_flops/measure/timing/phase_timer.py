@@ -11,7 +11,8 @@ import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_args
+from dataclasses import replace
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from lightning_flops.measure.module_hooks import hear_modules
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.torch_private.needed import NO_GRAPH_TASK, graph_task_id
-from lightning_flops.records import PhaseSeconds, TimePhase, phase_of
+from lightning_flops.records import PhaseSeconds, StepRecord, TimePhase, phase_of
 from lightning_flops.signals import Undo, words_of
 from lightning_flops.units import package_logger
 
@@ -121,15 +122,6 @@ _PHASES = frozenset(get_args(TimePhase))
 Mark = tuple[str, str, Any]
 
 
-class StepTimes(NamedTuple):
-    """The times of one step, in seconds."""
-
-    seconds: PhaseSeconds
-    reader_sec: float
-    excluded_sec: dict[str, float]
-    phase_sec: dict[str, float]
-
-
 class PhaseTimer(Parts):
     """Collects the boundaries of one step after the other; time belongs to the innermost part."""
 
@@ -138,7 +130,7 @@ class PhaseTimer(Parts):
         self.clock = clock
         self.whole = False  # steps are timed between two stamps: only what belongs to no step has boundaries
         self._stamp = clock.stamp
-        self._marks: list[Mark] = []  # of the running step
+        self.marks: list[Mark] = []  # of the running step
         self._open = ["other"]  # the parts that run, each as what its time is of
         self._phase = ""
 
@@ -151,12 +143,12 @@ class PhaseTimer(Parts):
 
     def _start(self) -> None:
         self.clock.step_begins()
-        self._marks.clear()
+        self.marks.clear()
         self._mark()
 
     def _mark(self) -> None:
         """Another part, or another phase, runs from here on; the stamp is last: these lines are not in its time."""
-        self._marks.append((self._open[-1], self._phase, self._stamp()))
+        self.marks.append((self._open[-1], self._phase, self._stamp()))
 
     def enter(self, part: str, *, counts: bool = True) -> None:
         """As of ``Parts``; where its time is of what runs already, this is no boundary."""
@@ -184,24 +176,24 @@ class PhaseTimer(Parts):
         """As of ``Parts``."""
         if self.whole and part in _PHASES:
             return
-        running, phase, stamp = self._marks[-1]
+        running, phase, stamp = self.marks[-1]
         if running == "other":
-            self._marks[-1] = part, phase, stamp
+            self.marks[-1] = part, phase, stamp
         self._mark()
 
     def go_on(self) -> None:
         """The step begins here: since the last one ended only the profiler ran, and that time belongs to no step."""
-        if len(self._marks) == 1:
+        if len(self.marks) == 1:
             self._start()
 
     def cut(self) -> list[Mark]:
         """End this step and start the next at the same stamp."""
         end = self._stamp()
-        marks, self._marks = [*self._marks, ("", "", end)], [(self._open[-1], self._phase, end)]
+        marks, self.marks = [*self.marks, ("", "", end)], [(self._open[-1], self._phase, end)]
         return marks
 
-    def read(self, marks: Sequence[Mark]) -> StepTimes:
-        """Seconds of each part of the step of these *marks*, whose times the clock has."""
+    def read(self, step: StepRecord, marks: Sequence[Mark]) -> StepRecord:
+        """*step* with the seconds of each of its parts, by its *marks*, whose times the clock has."""
         spent = dict.fromkeys(_PHASES, 0.0)
         excluded: dict[str, float] = {}
         of_phases: defaultdict[str, float] = defaultdict(float)
@@ -214,7 +206,8 @@ class PhaseTimer(Parts):
                 of_phases[phase_of(part, phase)] += seconds
             if part == "data_wait":
                 reader_sec += self.clock.host_seconds_between(start, end)
-        return StepTimes(PhaseSeconds(**spent), reader_sec, excluded, of_phases)
+        parts = PhaseSeconds(**spent)
+        return replace(step, seconds=parts, reader_sec=reader_sec, excluded_sec=excluded, phase_sec=of_phases)
 
 
 logger = package_logger(__name__)

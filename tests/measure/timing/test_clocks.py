@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_flops.measure.timing.phase_timer import CudaEventClock, Mark, ModuleTimer, PhaseTimer, WallClock
 from tests.fake_clock import FakeEvent, FakeNow
+from tests.measure.timing.steps import read
 
 
 def test_time_of_modules_is_that_between_events_with_one_synchronization() -> None:
@@ -49,9 +50,9 @@ def test_the_reader_is_timed_on_the_host_and_the_wait_on_the_device() -> None:
     timer.enter("data_wait")
     now.sleep(2.5)
     timer.leave()
-    times = timer.read(timer.cut())
+    seconds, times = read(timer)
     assert times.reader_sec == 2.5
-    assert times.seconds.data_wait == 0.5
+    assert seconds.data_wait == 0.5
 
 
 def test_marks_of_a_step_are_on_its_stream_and_their_events_are_there_before() -> None:
@@ -78,8 +79,8 @@ def test_marks_of_a_step_are_on_its_stream_and_their_events_are_there_before() -
         steps.append(timer.cut())
     clock.settle()  # an event that was left on the first stream is waited for as well
     assert sum(event.synchronized for event in events) == 2
-    read = [timer.read(marks) for marks in steps]
-    assert [(one.seconds.forward, one.seconds.other) for one in read] == [(2.0, 1.0)] * 2
+    seconds = [read(timer, marks)[0] for marks in steps]
+    assert [(one.forward, one.other) for one in seconds] == [(2.0, 1.0)] * 2
     assert asked == ["main", "other"]  # once a step
     assert (made, len(events)) == (6, 8)  # the first step's four, two of the second's, and two more than were ready
     assert [event.stream for event in reversed(events)] == ["other"] * 2 + ["main"] * 4 + ["other"] * 2
@@ -95,14 +96,14 @@ def test_a_part_inside_its_own_kind_and_one_of_no_step_make_no_boundary_inside()
 
     timer = PhaseTimer(Counting(now))
     timer.begin()
-    for part, seconds in (("optimizer", 1.0), ("optimizer", 2.0), ("validation", 4.0), ("forward", 8.0)):
+    for part, sec in (("optimizer", 1.0), ("optimizer", 2.0), ("validation", 4.0), ("forward", 8.0)):
         timer.enter(part)
-        now.sleep(seconds)
-    for seconds in (16.0, 32.0, 64.0, 128.0):
+        now.sleep(sec)
+    for sec in (16.0, 32.0, 64.0, 128.0):
         timer.leave()
-        now.sleep(seconds)
-    times = timer.read(timer.cut())
-    assert (times.seconds.optimizer, times.seconds.forward, times.seconds.other) == (1 + 2 + 32 + 64, 0, 128)
+        now.sleep(sec)
+    seconds, times = read(timer)
+    assert (seconds.optimizer, seconds.forward, seconds.other) == (1 + 2 + 32 + 64, 0, 128)
     assert times.excluded_sec == {"validation": 4.0 + 8.0 + 16.0}
     assert len(stamps) == 6  # the step's two ends, and where optimizer and validation begin and end
     assert timer.entered == ["optimizer", "optimizer", "validation", "forward"]
@@ -121,7 +122,7 @@ def test_a_whole_step_has_two_stamps_and_leaves_out_what_is_of_no_step() -> None
     now.sleep(2.0)
     timer.leave()
     now.sleep(4.0)
-    times = timer.read(timer.cut())
-    assert (len(plain), timer.read(plain).seconds.total) == (2, 1.0)
-    assert (times.seconds.total, times.excluded_sec) == (4.0, {"validation": 2.0})
+    seconds, times = read(timer)
+    assert (len(plain), read(timer, plain)[0].total) == (2, 1.0)
+    assert (seconds.total, times.excluded_sec) == (4.0, {"validation": 2.0})
     assert timer.entered == ["forward"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_flops.measure.timing.phase_timer import PhaseTimer, WallClock
 from lightning_flops.records import PhaseSeconds
 from tests.fake_clock import FakeNow
+from tests.measure.timing.steps import read
 
 
 def test_only_what_no_part_ran_in_is_claimed() -> None:
@@ -19,8 +20,8 @@ def test_only_what_no_part_ran_in_is_claimed() -> None:
     now.sleep(4.0)
     timer.leave()
     now.sleep(8.0)
-    found = timer.read(timer.cut())
-    assert found.seconds == PhaseSeconds(backward=1.0, forward=6.0, other=8.0)
+    seconds, _ = read(timer)
+    assert seconds == PhaseSeconds(backward=1.0, forward=6.0, other=8.0)
 
 
 def test_what_is_inside_of_what_belongs_to_no_step_does_not_either() -> None:
@@ -35,8 +36,8 @@ def test_what_is_inside_of_what_belongs_to_no_step_does_not_either() -> None:
     now.sleep(4.0)
     timer.leave()
     now.sleep(8.0)
-    found = timer.read(timer.cut())
-    assert (found.seconds, found.excluded_sec) == (PhaseSeconds(other=8.0), {"validation": 7.0})
+    seconds, times = read(timer)
+    assert (seconds, times.excluded_sec) == (PhaseSeconds(other=8.0), {"validation": 7.0})
 
 
 def test_a_step_goes_on_where_it_is_and_begins_anew_only_before_anything_ran() -> None:
@@ -50,4 +51,4 @@ def test_a_step_goes_on_where_it_is_and_begins_anew_only_before_anything_ran() -
     timer.leave()
     timer.go_on()
     now.sleep(4.0)
-    assert timer.read(timer.cut()).seconds == PhaseSeconds(forward=2.0, other=4.0)
+    assert read(timer)[0] == PhaseSeconds(forward=2.0, other=4.0)
