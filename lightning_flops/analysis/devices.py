@@ -5,6 +5,10 @@ assumes 2:4 sparsity, half of it stands here; tensor-core rates are those with f
 PyTorch asks for. A figure that the vendor does not publish for exactly this device, or publishes in two versions, is
 left out: no utilization is better than a wrong one. A name that stands for two chips or boards (``MI250X / MI250``) has
 no row, but where SMs separate them. What has none can be measured: ``lightning-flops peak``.
+
+Looked for in November 2026, and left out: MI308X, Ascend 910B2 and Data Center GPU Max, of which no page of a vendor
+was found with dense rates; RTX PRO 4000, 4500 and 5000 Blackwell, of which only others' pages were found, with two
+clocks for one card (66.9 and 73.7 TFLOP/s in float32); float4 of the B300, which is published in two versions.
 """
 
 from __future__ import annotations
