@@ -137,8 +137,6 @@ def _settings(
         return config
     if config is None:
         taken = _block_of(engine)
-        if taken is not None and engine.global_rank == 0:
-            log_mistakes(taken, run="engine")
         return ProfilerConfig() if taken is None else taken.settings
     if isinstance(config, Mapping) and BLOCK not in config:
         return ProfilerConfig.from_block({"enabled": True, **config})
@@ -146,9 +144,12 @@ def _settings(
 
 
 def _block_of(engine: Any) -> TakenBlock | None:
-    """The block of *engine*'s own config, as the user wrote it; None without one."""
+    """The block of *engine*'s own config, as the user wrote it, whose mistakes rank 0 logs; None without one."""
     as_written = getattr(getattr(engine, "_config", None), "_param_dict", {})
-    return ProfilerConfig.taken_over(as_written[BLOCK]) if BLOCK in as_written else None
+    taken = ProfilerConfig.taken_over(as_written[BLOCK]) if BLOCK in as_written else None
+    if taken is not None and engine.global_rank == 0:
+        log_mistakes(taken, run="engine")
+    return taken
 
 
 def _begins(kind: type, engine: Any, *_: Any, **__: Any) -> Ends | None:
@@ -169,13 +170,10 @@ def _begins(kind: type, engine: Any, *_: Any, **__: Any) -> Ends | None:
 def _attach_by_block(engine: Any) -> None:
     taken = _block_of(engine)
     if taken is not None and taken.settings.enabled:
-        attach(engine)
-    elif engine.global_rank == 0:
-        if taken is not None:
-            log_mistakes(taken, run="engine")
-        if taken is None or not taken.wrong:
-            why = 'config has no "flops_profiler" block that is enabled'
-            OUTCOMES.reasons.append(f"the DeepSpeed {why}")
-            # Off is what the config says, or the block was forgotten, or its name misspelt.
-            level = logging.INFO if taken is not None and taken.says_enabled else logging.WARNING
-            logger.log(level, "this engine is not profiled: its %s", why)
+        attach(engine, taken.settings)
+    elif engine.global_rank == 0 and (taken is None or not taken.wrong):
+        why = 'config has no "flops_profiler" block that is enabled'
+        OUTCOMES.reasons.append(f"the DeepSpeed {why}")
+        # Off is what the config says, or the block was forgotten, or its name misspelt.
+        level = logging.INFO if taken is not None and taken.says_enabled else logging.WARNING
+        logger.log(level, "this engine is not profiled: its %s", why)

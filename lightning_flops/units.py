@@ -17,31 +17,29 @@ from lightning_flops.signals import Quiet
 
 NOT_AVAILABLE = "n/a"  # how a number that is not known prints
 
-_LARGE = ("", "K", "M", "G", "T", "P", "E", "Z")
-_SECONDS = ("s", "ms", "us", "ns")
+_LARGE = dict(enumerate(("", "K", "M", "G", "T", "P", "E", "Z")))
+_SECONDS = {0: "s", -1: "ms", -2: "us", -3: "ns"}
 _LEAST_OF_DECIMALS = Decimal("99.95"), Decimal("9.995"), Decimal("0.9995")  # with none, one and two
 _TOO_LONG = Decimal("1e15")  # from here on a number is written with an exponent
 
 
 def si(value: float | None, unit: str = "") -> str:
     """A count or a rate with its decimal prefix: ``si(3.2e9, "FLOP/s")`` is ``"3.2 GFLOP/s"``."""
-    number = _known(value)
-    if number is None:
-        return NOT_AVAILABLE
-    scaled = [number.scaleb(-3 * power) for power in range(len(_LARGE))]
-    power = next((power for power, one in enumerate(scaled) if abs(one) < Decimal("999.5")), len(_LARGE) - 1)
-    return f"{_short(scaled[power])} {_LARGE[power]}{unit}".rstrip()
+    return _scaled(value, _LARGE, unit)
 
 
 def duration(seconds: float | None) -> str:
     """Seconds in the unit that keeps the number above one: ``duration(0.07667)`` is ``"76.7 ms"``."""
-    number = _known(seconds)
-    if number is None:
+    return _scaled(seconds, _SECONDS)
+
+
+def _scaled(value: float | None, names: Mapping[int, str], unit: str = "") -> str:
+    """*value* by the power of a thousand, of those that have *names*, that leaves it one to three digits."""
+    if (number := _known(value)) is None:
         return NOT_AVAILABLE
-    scaled = [number.scaleb(3 * power) for power in range(len(_SECONDS))]
-    fits = (power for power, one in enumerate(scaled) if abs(one) >= _LEAST_OF_DECIMALS[-1] or not number)
-    power = next(fits, len(_SECONDS) - 1)
-    return f"{_short(scaled[power])} {_SECONDS[power]}"
+    power = Decimal(f"{number:.3g}").adjusted() // 3 if number else 0  # of what is printed: 999.5 is a thousand
+    power = max(min(power, max(names)), min(names))
+    return f"{_short(number.scaleb(-3 * power))} {names[power]}{unit}".rstrip()
 
 
 def percent(fraction: float | None) -> str:
