@@ -179,7 +179,7 @@ def test_the_block_of_a_config_is_read_and_is_off_unless_it_says_enabled(tmp_pat
         ("[1]", "the DeepSpeed config {} must hold a JSON object, got [1]"),
         (
             '{\n  "train_batch_size": 8,\n  "flops_profiler": {"enabled" true}\n}',
-            "cannot read the DeepSpeed config {}: Expecting ':' delimiter: line 3 column 32 (char 60)",
+            "cannot read the DeepSpeed config {}: Expecting ':' delimiter: line 3 column 32 (char 58)",
         ),
     ],
 )
