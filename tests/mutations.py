@@ -286,7 +286,7 @@ MUTATIONS = (
         "report/scalars.py", "None if samples is None else samples * dp_size", "samples", "report/test_scalars.py"
     ),
     Mutation("report/scalars.py", 'highest = {"mfu": 1.0', 'highest = {"mfu": 9.0', "report/test_scalars.py"),
-    Mutation("units.py", 'Decimal("999.5")', "Decimal(1000)", "test_units.py"),
+    Mutation("units.py", "{number:.3g}", "{number:.9g}", "test_units.py"),
     Mutation("units.py", 'number < Decimal("0.005")', 'number < Decimal("0.05")', "test_units.py"),
     Mutation(
         "config/rules.py",
