@@ -305,7 +305,7 @@ class EngineAdapter(LoopAdapter):
 
     def _hear(self, undo: Undo) -> None:
         super()._hear(undo)
-        self._hear_method("eval", undo, EngineAdapter._evaluates)
+        self._hear_method("eval", undo, partial(EngineAdapter._mode_changes, mode=False))
         self._hear_method("train", undo, EngineAdapter._mode_changes)
 
     def _hear_models(self, undo: Undo) -> None:
@@ -364,9 +364,6 @@ class EngineAdapter(LoopAdapter):
         elif is_updated:
             self._is_half = False
             self.take_in()
-
-    def _evaluates(self, _: Any) -> None:
-        self._mode_changes(None, False)
 
     def _mode_changes(self, _: Any, mode: bool = True) -> None:
         if not mode and not self._steps.step.computed:
@@ -437,9 +434,6 @@ class PipelineAdapter(EngineAdapter):
         if part == "forward" and not self._loads and not self.run.outside_of:
             self._micro_batch_is_there((), tensor_shapes(self.engine.pipe_buffers["inputs"][buffer_id]))
         self.run.enter(part)
-
-    def _part_ends(self, _: Any) -> None:
-        self.run.leave()
 
     def _load_begins(self, _: Any) -> None:
         self.run.fetch_begins()

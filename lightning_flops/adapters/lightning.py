@@ -101,6 +101,7 @@ class LightningAdapter(PhasedAdapter):
         own_folder: str | None,
     ) -> None:
         self._callback, self._trainer = callback, trainer
+        self._callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
         self._engine = engine = _engine_of(trainer) if self._trains else None
@@ -108,7 +109,7 @@ class LightningAdapter(PhasedAdapter):
         counter = (trainer, "global_step") if engine is None else (engine, "global_steps")
         self._attempted: Callable[[], int] = partial(getattr, *counter)  # optimizer attempts so far
         self._loop_itself = trainer.fit_loop if self._trains else getattr(trainer, f"{loop}_loop")
-        found, accumulate = _loaders(trainer, loop), trainer.accumulate_grad_batches if self._trains else 1
+        found, accumulate = _loaders(self._loop_itself), trainer.accumulate_grad_batches if self._trains else 1
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(found) == 1
         self._batch: Batch = None, (), None  # the running one
         self._done = _Done()
@@ -164,7 +165,7 @@ class LightningAdapter(PhasedAdapter):
 
     def loader_workers(self) -> int | None:
         """The fewest of the loop's DataLoaders."""
-        loaders = _loaders(self._trainer, self.facts.loop)
+        loaders = _loaders(self._loop_itself)
         return min((one.num_workers for one in loaders if hasattr(one, "num_workers")), default=None)
 
     # ---- what is heard
@@ -213,7 +214,9 @@ class LightningAdapter(PhasedAdapter):
 
     def _is_elsewhere(self) -> bool:
         """Whether another fit runs inside of this one: another Trainer's, or a finder's, which takes callbacks off."""
-        return _OTHER_FIT in self.run.outside_of or self._callback not in self._trainer.callbacks  # type: ignore[attr-defined]
+        now: list[Any] = self._trainer.callbacks  # type: ignore[attr-defined]
+        is_taken_off = now is not self._callbacks and self._callback not in now
+        return is_taken_off or _OTHER_FIT in self.run.outside_of
 
     def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
@@ -355,13 +358,9 @@ def _steps_in(trainer: Trainer, loop: Loop) -> float:
     return float(sum(batches) if isinstance(batches, list) else batches)
 
 
-def _loaders(trainer: Trainer, loop: Loop) -> list[Any]:
-    """The data loaders of *loop*, which may be in a list or a dict."""
-    names = {"training": "train_dataloader", "validate": "val_dataloaders", "test": "test_dataloaders"}
-    found = getattr(trainer, names.get(loop, "predict_dataloaders"))
-    found = getattr(found, "iterables", found)
-    several = found.values() if isinstance(found, Mapping) else found if isinstance(found, (list, tuple)) else [found]
-    return [one for one in several if one is not None]
+def _loaders(of_loop: Any) -> list[Any]:
+    """The data loaders of a loop of the Trainer's."""
+    return list(getattr(getattr(of_loop, "_combined_loader", None), "flattened", ()))  # a private name
 
 
 def _rows(batch: Any, loaders: Any) -> int | None:

@@ -390,6 +390,9 @@ class LoopAdapter(PhasedAdapter):
         self._forward_is_over()
         self.run.leave()
 
+    def _part_ends(self, _: Any) -> None:
+        self.run.leave()
+
     # ---- batches
 
     def fetch_begins(self, source: Any) -> None:

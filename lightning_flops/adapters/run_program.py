@@ -1,18 +1,20 @@
 """A program that must not change: torch's global hooks find its loop, which the loop's adapter then profiles.
 
-The outermost module that is called with gradients on, and the first optimizer that steps on parameters of its, are the
-loop's. From then on its adapter has hooks of its own. Where a framework's adapter has a run, nothing is looked for.
+The first module that is called with gradients on, before those inside of it, and the first optimizer that steps on
+parameters of its, are the loop's. From then on its adapter has hooks of its own. Where a framework's adapter has a run,
+nothing is looked for.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import frame_of, loop_output
@@ -33,14 +35,12 @@ class LoopFinder:
         self._config = config
         self._log_dir = log_dir
         self._undo = Undo()
-        self._depth = 0  # calls of modules that are running
         self._updating = 0  # steps that are: a subclass's may call its parent's, which has hooks, too
-        self._called: list[weakref.ref[nn.Module]] = []  # outermost modules that were called with gradients on
+        self._called: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()  # with gradients on, the outer ones first
         self._loop: LoopAdapter | None = None
         self.profiles: deque[Profile] = deque(maxlen=1)  # the latest
         self._after = Undo()  # closes the files that were opened for reports
         self._thread = threading.get_ident()
-        self._is_over = False  # the loop is found, or a framework's adapter has begun a run
 
     @property
     def run(self) -> Run | None:
@@ -50,7 +50,7 @@ class LoopFinder:
     @safe
     def begin(self) -> None:
         """The program begins."""
-        hear_modules(self._undo, self._enters, self._leaves, failed=self._failed)
+        hear_modules(self._undo, self._enters, None, failed=self._failed)
         hear_steps(self._undo, self._step_begins, self._step_ends, failed=self._failed)
 
     def _failed(self, error: Exception) -> None:
@@ -58,39 +58,30 @@ class LoopFinder:
         close_quietly(self._undo)
 
     def _enters(self, module: nn.Module, args: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
-        if self._is_over:  # here, because torch goes through a copy of these hooks, and through those of steps itself
-            close_quietly(self._undo)
-            return
-        self._depth += 1
-        if self._depth == 1:
-            self._updating = 0  # a step that has raised has no end
-        if self._depth == 1 and torch.is_grad_enabled() and not any(one() is module for one in self._called):
-            self._called.append(weakref.ref(module))
-
-    def _leaves(self, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() == self._thread:
-            self._depth = max(0, self._depth - 1)
+            self._updating = 0  # a step that has raised has no end
+            if torch.is_grad_enabled():
+                self._called.setdefault(module, None)
 
     @safe
     def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if threading.get_ident() == self._thread:
             self._updating += 1
             self.updated = True
-            self._is_over |= OUTCOMES.runs > 0  # a framework's adapter profiles
+            if OUTCOMES.runs > 0:  # a framework's adapter profiles
+                close_quietly(self._undo)
 
     @safe
     def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self._thread or self._is_over:
+        if threading.get_ident() != self._thread:
             return
         self._updating = max(0, self._updating - 1)
         updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        models = (one for reference in self._called if (one := reference()) is not None)
-        model = next((one for one in models if any(id(each) in updated for each in one.parameters())), None)
+        called = (one for one in self._called if any(id(each) in updated for each in one.parameters()))
+        model = next(called, None)
         if model is None or self._updating > 0:
             return
-        self._is_over = True
+        close_quietly(self._undo)
         frame = frame_of(model, accelerator=None, fabric=None)
         output, close_output = loop_output(frame, self._config, log_dir=self._log_dir, or_own=True)
         self._after.callback(close_output)

@@ -100,12 +100,11 @@ class FlopsProfiler:
     @safe
     def reset_profile(self) -> None:
         """Forgets what was measured. A running profiler goes on from zero."""
-        is_running = bool(self._undo)
-        self._undo.close()
-        self._counted = self._timed = None
-        self._calls = ((), None)
-        if is_running:
+        if self._undo:
             self.start_profile(self._ignored_types)
+        else:
+            self._counted = self._timed = None
+            self._calls = ((), None)
 
     def end_profile(self) -> None:
         """Stops for good; the figures can still be read until the next start."""

@@ -152,9 +152,6 @@ class TrainerAdapter(LoopAdapter):
     def _part_begins(self, *_: Any, part: TimePhase, **__: Any) -> None:
         self.run.enter(part, counts=False)
 
-    def _part_ends(self, _: Any) -> None:
-        self.run.leave()
-
     # ---- batches
 
     def fetch_begins(self, source: Any) -> None:

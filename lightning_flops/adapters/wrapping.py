@@ -123,5 +123,5 @@ def hear_calls(
 def hear_fetches(listener: Any, undo: Undo) -> None:
     """Have *listener* hear of the batches that any DataLoader is asked for, by ``fetch_begins`` and ``fetch_ends``."""
     if iterator_class is not None:
-        kind = type(listener)
-        hear(listener, iterator_class, "__next__", undo, begins=kind.fetch_begins, ends=kind.fetch_ends)
+        heard: Any = type(listener)
+        hear(listener, iterator_class, "__next__", undo, begins=heard.fetch_begins, ends=heard.fetch_ends)

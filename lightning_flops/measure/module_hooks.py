@@ -105,7 +105,7 @@ def _is_last(handle: Any) -> bool:
 def hear_modules(
     undo: Undo,
     on_enter: Callable[[nn.Module, Any], None],
-    on_leave: Callable[[nn.Module, Any, Any], None],
+    on_leave: Callable[[nn.Module, Any, Any], None] | None,
     *,
     failed: Failed,
 ) -> None:

@@ -336,8 +336,26 @@ def test_validation_inside_an_epoch_belongs_to_no_step(trainer: MakeTrainer, now
     assert [step.excluded_sec for step in window.timed_steps] == [{"validation": 1000.0}, {}] * 2
 
 
-def test_callbacks_are_the_rest_of_a_step_and_checkpoints_and_what_is_between_epochs_are_left_out(
+def test_a_checkpoint_that_a_step_saves_is_a_part_of_it(
     trainer: MakeTrainer, now: FakeNow, windows: list[Any], tmp_path: Any
+) -> None:
+    net = new_net(now=now)
+    step, net.on_save_checkpoint = net.training_step, lambda checkpoint: now.sleep(500.0)
+
+    def training_step(batch: Any, batch_idx: int) -> Any:
+        net.trainer.save_checkpoint(tmp_path / "latest.ckpt")
+        return step(batch, batch_idx)
+
+    net.training_step = training_step
+    trainer(FlopsProfilerCallback(timing_steps=2)).fit(net, loader(8))
+    for step in windows[0].timed_steps:
+        assert step.seconds == PhaseSeconds(forward=502.0, backward=4.0, optimizer=8.0)
+        assert step.excluded_sec == {}
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_callbacks_are_the_rest_of_a_step_and_checkpoints_and_what_is_between_epochs_are_left_out(
+    trainer: MakeTrainer, now: FakeNow, windows: list[Any], tmp_path: Any, weights_only: bool
 ) -> None:
     module: Any = importlib.import_module(ROOT)
 
@@ -347,12 +365,16 @@ def test_callbacks_are_the_rest_of_a_step_and_checkpoints_and_what_is_between_ep
 
     net = new_net(now=now)
     net.on_save_checkpoint = lambda checkpoint: now.sleep(500.0)
-    saver = module.callbacks.ModelCheckpoint(dirpath=tmp_path / "kept", every_n_train_steps=1, save_top_k=-1)
+    kept = {"every_n_train_steps": 1, "save_top_k": -1, "save_weights_only": weights_only}
+    saver = module.callbacks.ModelCheckpoint(dirpath=tmp_path / "kept", **kept)
     run = trainer(FlopsProfilerCallback(timing_steps=2), Slow(), saver, enable_checkpointing=True)
     run.fit(net, loader(8))
     for step in windows[0].timed_steps:
-        assert step.seconds == PhaseSeconds(forward=2.0, backward=4.0, optimizer=8.0, other=0.25)
-        assert step.excluded_sec == {"checkpoint": 500.0}
+        other, excluded = (
+            (500.25, {}) if weights_only else (0.25, {"checkpoint": 500.0})
+        )  # no callback's hook is called
+        assert step.seconds == PhaseSeconds(forward=2.0, backward=4.0, optimizer=8.0, other=other)
+        assert step.excluded_sec == excluded
     net = new_net(now=now)
     net.on_train_epoch_start = lambda: now.sleep(300.0)
     trainer(FlopsProfilerCallback(profile_step=0, timing_steps=4), max_epochs=4).fit(net, loader(3))
