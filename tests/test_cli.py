@@ -20,7 +20,6 @@ from lightning_flops.cli import main
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.measure.timing.processor_wait import ProcessorWatch
 from lightning_flops.records import ProcessorLoss
-from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.trace import load_trace
@@ -163,7 +162,7 @@ SOURCES = ("before/profile.json", "after/profile.json")
 def test_a_page_is_written_beside_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "before", "after", "--html", "new/difference.html"]) == 0
     comparison = compare_profiles(A, B, sources=SOURCES)
-    assert capsys.readouterr() == (render_comparison(comparison), "")
+    assert capsys.readouterr() == (render_text(comparison), "")
     assert (folder / "new" / "difference.html").read_text(encoding="utf-8") == comparison.to_html()
     assert main(["compare", "--json", *SOURCES]) == 0
     assert Comparison.from_json(capsys.readouterr().out) == comparison

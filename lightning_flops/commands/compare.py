@@ -76,12 +76,12 @@ def compare(options: argparse.Namespace) -> int:
     and standard error says why. 3: a condition is inconclusive: a run was starved of processors.
     """
     from lightning_flops.analysis.compare_figures import judge
-    from lightning_flops.report.compare_text import render_comparison
+    from lightning_flops.report.text import render_text
     from lightning_flops.sinks.file import write_text_file
 
     comparison = _compared(options)
     if not options.quiet:
-        print_whole(comparison.to_json() if options.json else render_comparison(comparison, width=terminal_width()))
+        print_whole(comparison.to_json() if options.json else render_text(comparison, width=terminal_width()))
     ends = {"holds": Status.HOLDS, "does not hold": Status.DONE, "is inconclusive": _LEFT_OPEN[options.starved]}
     statuses = [Status.DONE]
     for condition in options.fail_if:

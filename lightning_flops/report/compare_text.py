@@ -11,9 +11,7 @@ from lightning_flops.report.document import (
     Item,
     Section,
     Table,
-    View,
     all_of,
-    draw_all,
     field,
     points,
     sentences,
@@ -52,11 +50,6 @@ _TITLES: dict[TableName, str] = {
     "operators": "By operator, on the host, without those it called",
     "collectives": "By collective",
 }
-
-
-def render_comparison(comparison: Comparison, *, width: int | None = None) -> str:
-    """The report on *comparison*, for people, in a terminal of *width* columns; None for no limit."""
-    return draw_all(comparison_sections(comparison), View(rows=12, width=width))
 
 
 def comparison_headline(comparison: Comparison) -> str:

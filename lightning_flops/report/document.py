@@ -45,21 +45,24 @@ class Table:
 
     def lay(self, *, most: int | None, sort: str | None = None) -> Iterator[tuple[str, list[Any], list[str]]]:
         """The label of each column, and what *most* rows have of it, as it is and as text; the largest *sort* first."""
-        rows = list(self.rows)
-        # Of several columns with this key the last: a device's times stand behind the host's.
-        if (key := next((one.of for one in reversed(self.columns) if sort and one.sort == sort), None)) is not None:
-            rows.sort(key=key if sort == "name" else lambda row: -(key(row) or 0.0))
-        values = [[column.of(row) for row in rows[: None if self.whole else most]] for column in self.columns]
+        rows = self._sorted(sort)[: None if self.whole else most]
+        values = [[column.of(row) for row in rows] for column in self.columns]
         prefixes: dict[tuple[str, str], tuple[str, float]] = {}
         for column, found in zip(self.columns, values, strict=True):
             if largest := max((abs(value) for value in found if isinstance(value, (int, float))), default=0):
                 prefixes.setdefault((column.unit, column.group), _fitting(column.unit, largest))
         for column, found in zip(self.columns, values, strict=True):
-            label, show = column.label, column.show
-            if column.unit:
-                unit, size = prefixes.get((column.unit, column.group), (column.unit, 1.0))
-                label, show = f"{label}, {unit}" if label else unit.strip(), partial(_significant, size=size)
+            unit, size = prefixes.get((column.unit, column.group), (column.unit, 1.0))
+            show = partial(_significant, size=size) if column.unit else column.show
+            label = ", ".join(filter(None, (column.label, unit.strip() if column.unit else "")))
             yield label, found, [NOT_AVAILABLE if value is None or value != value else show(value) for value in found]
+
+    def _sorted(self, sort: str | None) -> Sequence[Any]:
+        # Of several columns with this key the last: a device's times stand behind the host's.
+        key = next((one.of for one in reversed(self.columns) if sort and one.sort == sort), None)
+        if key is None:
+            return self.rows
+        return sorted(self.rows, key=key if sort == "name" else lambda row: -(key(row) or 0.0))
 
     def more(self, most: int | None) -> list[str]:
         """What stands below it if only *most* rows are shown."""
@@ -355,7 +358,6 @@ class View:
         )
 
 
-WHOLE = View(rows=200)  # as wide as it is
 VIEW = View(rows=8, width=_TITLE_WIDTH, searched=True)  # what of a profile is drawn as text
 
 

@@ -194,17 +194,17 @@ def amount(value: float | None, unit: str = "") -> str:
     return number_to_string(value, unit=unit).strip()
 
 
+#: Multiply-adds as text: ``macs_to_string(3.2e9)`` is ``"3.2 GMACs"``.
 macs_to_string = partial(number_to_string, unit="MACs")
-"""Multiply-adds as text: ``macs_to_string(3.2e9)`` is ``"3.2 GMACs"``."""
 
+#: A rate as text: ``flops_to_string(81.9e12)`` is ``"81.9 TFLOPS"``. DeepSpeed's FLOPS are FLOPs per second.
 flops_to_string = partial(number_to_string, unit="FLOPS")
-"""A rate as text: ``flops_to_string(81.9e12)`` is ``"81.9 TFLOPS"``. DeepSpeed's FLOPS are FLOPs per second."""
 
+#: Bytes as text, in powers of a thousand: ``bytes_to_string(2048)`` is ``"2.05 KB"``.
 bytes_to_string = partial(number_to_string, unit="B")
-"""Bytes as text, in powers of a thousand: ``bytes_to_string(2048)`` is ``"2.05 KB"``."""
 
+#: Seconds as text: ``duration_to_string(0.07667)`` is ``"76.67 ms"``.
 duration_to_string = partial(number_to_string, unit="s")
-"""Seconds as text: ``duration_to_string(0.07667)`` is ``"76.67 ms"``."""
 
 
 def params_to_string(params_num: float | None, units: str | None = None, precision: int = 2) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.analysis.formula import FlopsFormula
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
+from lightning_flops.report.compare_text import comparison_headline, comparison_sections
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
-from lightning_flops.report.document import VIEW, WHOLE, Section, View, as_html, draw, draw_all, sentences, some_of
+from lightning_flops.report.document import VIEW, Section, View, as_html, draw, draw_all, sentences, some_of
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines, summary_section
 from lightning_flops.report.predicted_document import plan_section, predicted_section
 from lightning_flops.report.profile_document import (
@@ -266,10 +266,8 @@ def render_text(profile: Renderable, *, detailed: bool | None = None, width: int
     Raises:
         TypeError: *profile* is nothing that there is a report on.
     """
-    if isinstance(profile, Comparison):
-        return render_comparison(profile, width=width)
     if not isinstance(profile, Profile):
-        return draw_all(_sections(profile), replace(WHOLE, width=width))
+        return draw_all(_sections(profile), View(rows=12 if isinstance(profile, Comparison) else 200, width=width))
     view = replace(VIEW, width=width or VIEW.width)
     if not (profile.settings.detailed if detailed is None else detailed):
         return page([*_short_lines(profile, view), view.rule()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -15,7 +15,6 @@ from lightning_flops.analysis.rates import ratio, why_no_mfu
 from lightning_flops.report.document import (
     CALLS,
     Column,
-    Item,
     Section,
     SortKey,
     Table,
@@ -42,43 +41,29 @@ from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
 
 def trace_sections(report: TraceReport, *, children: bool = False) -> list[Section]:
     """All that one trace says, in the order of a report, *children* of operators if asked for; what it lacks is not."""
-    operators = report.operators or ()
-    scopes = [named("scope"), CALLS, *spread("host"), *spread("device", "total ratio", prefix="device ")]
-    found = [
-        _steps(report.step_times, report.kinds),
-        _section("Devices", report.device_metrics, _DEVICES, without=_NO_DEVICES),
-        None if report.kernel_summary is None else _kernels(report.kernels or (), report.kernel_summary),
-        None if report.flops is None else _flops(report, report.flops),
-        _section("Phases", report.phases, filled(report.phases or (), _PHASES), without=_NO_PHASES),
-        None if report.modules is None else _modules(report.modules),
-        None if report.overlap is None else _communication(report, report.collectives or ()),
-        _operators(operators, report.operators_by_shape or ()) if operators else None,
-        _children(operators, report.children or ()) if children and operators else None,
-        _memory(report),
-        _section("Memory manipulation", report.transfers, _TRANSFERS),
-        _section("User-defined scopes", report.user_scopes, filled(report.user_scopes or (), scopes)),
-        _section("Idle", report.idle, _IDLE),
-    ]
-    return [section for section in found if section is not None]
+    found = []
+    for name, make in _SECTIONS.items():
+        if (part := getattr(report, name)) and (children or name != "children"):
+            found.append(make(report, part))
+        elif name in _WITHOUT:
+            found.append(_WITHOUT[name])
+    return found
 
 
-def _memory(report: TraceReport) -> Section | None:
-    """What each operator allocated and freed, and the peaks of the curves, which a page draws."""
+def _memory(report: TraceReport, curves: Sequence[tables.MemoryCurve]) -> Section:
+    """What each operator allocated and freed, and the peaks of the *curves*, which a page draws."""
     peaks = {
         f"{_where(one)}: peak": f"{si(one.peak_bytes, 'B')}{'' if one.absolute else ' more than at the start'}, "
         f"{us(one.peak_us)} after the first event{f', in {one.peak_phase}' if one.peak_phase else ''}"
-        for one in report.memory_curves or ()
+        for one in curves
     }
-    items: list[Item] = [peaks, *([Table(report.memory, _SIZES)] if report.memory else [])]
     note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
-    return Section("Memory", note, items, "curves" if peaks else "") if peaks or report.memory else None
+    return Section("Memory", note, [peaks, Table(report.memory or (), _SIZES)], "curves")
 
 
-def _section(title: str, rows: Sequence[Any] | None, columns: Sequence[Column], *, without: str = "") -> Section | None:
-    """The section of one table; *without* rows these words, or none. A table that can be without is short."""
-    if rows:
-        return Section(title, _NOTES[title], [Table(rows, columns, bool(without))])
-    return Section(title, "", [without]) if without else None
+def _section(title: str, columns: Sequence[Column], report: TraceReport, rows: Sequence[Any]) -> Section:
+    """The section of one table."""
+    return Section(title, _NOTES[title], [Table(rows, filled(rows, columns), whole=title in ("Devices", "Phases"))])
 
 
 _NOTES = {
@@ -90,8 +75,13 @@ _NOTES = {
     "Idle": "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
     f"begun. Kernel gap: launched in time, under {tables.KERNEL_GAP_LIMIT_US} us. Other: the rest.",
 }
-_NO_DEVICES = f"{NOT_AVAILABLE}: GPU utilization, SM efficiency, occupancy: no device events."
-_NO_PHASES = f"{NOT_AVAILABLE}: nothing in the trace shows phases."
+# What is said of what a trace lacks, by the field of it.
+_WITHOUT = {
+    "device_metrics": Section(
+        "Devices", "", [f"{NOT_AVAILABLE}: GPU utilization, SM efficiency, occupancy: no device events."]
+    ),
+    "phases": Section("Phases", "", [f"{NOT_AVAILABLE}: nothing in the trace shows phases."]),
+}
 
 
 def _where(row: Any) -> str:
@@ -100,6 +90,7 @@ def _where(row: Any) -> str:
 
 _BYTES = Column("", at("bytes"), unit="B", sort="bytes")
 _PHASES = [named("phase"), CALLS, *spread("host"), *spread("device", prefix="device ")]
+_SCOPES = [named("scope"), CALLS, *spread("host"), *spread("device", "total ratio", prefix="device ")]
 _TRANSFERS = [named("kind"), CALLS, _BYTES, *spread("host", prefix="call "), *spread("device")]
 _SIZES = [
     Column("operator", lambda row: "(outside operators)" if row.name is None else row.name, str, "name", is_name=True),
@@ -137,7 +128,7 @@ _RATES = [
 ]
 
 
-def _steps(times: tables.StepTimes, kinds: Sequence[tables.KindTime]) -> Section:
+def _steps(report: TraceReport, times: tables.StepTimes) -> Section:
     parts = {"wall": "wall_us", **dict(tables.STEP_PARTS)}
     shown = [("mean", times.mean)] if len(times.steps) > 1 else []
     shown += [(_step_name(step.number), step) for step in times.steps]
@@ -151,7 +142,7 @@ def _steps(times: tables.StepTimes, kinds: Sequence[tables.KindTime]) -> Section
         "other steps take less.",
         [
             Table(rows, [Column("", itemgetter(0), str), *columns]),
-            *([Table(kinds, _KINDS, whole=True)] if kinds else []),
+            *([Table(report.kinds, _KINDS, whole=True)] if report.kinds else []),
         ],
     )
 
@@ -160,8 +151,9 @@ def _step_name(number: int | None) -> str:
     return "whole trace" if number is None else f"step {number}"
 
 
-def _kernels(rows: Sequence[tables.KernelRow], summary: tables.KernelSummary) -> Section:
+def _kernels(report: TraceReport, summary: tables.KernelSummary) -> Section:
     """Each kernel: its time, the FLOPs of the operators that launched it, and how it fills the device."""
+    rows = report.kernels or ()
 
     def tensor_cores(row: tables.KernelRow) -> str | None:
         said = "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
@@ -246,7 +238,7 @@ def _peaks(report: TraceReport, flops: tables.TraceFlops) -> dict[str, str]:
     }
 
 
-def _modules(modules: tables.ModuleTable) -> Section:
+def _modules(_: TraceReport, modules: tables.ModuleTable) -> Section:
     backward = {"bwd self": "own_backward_us", "bwd total": "backward_us"}
     rates = filled(modules.rows, _RATES)
     columns = [
@@ -277,15 +269,16 @@ def _modules(modules: tables.ModuleTable) -> Section:
     return Section("Modules", note, [wholes, Table(rows, columns)])
 
 
-def _communication(report: TraceReport, rows: Sequence[tables.Row]) -> Section:
-    columns = [named("collective"), CALLS, _BYTES]
+def _communication(report: TraceReport, _: object) -> Section:
+    rows, columns = report.collectives or (), [named("collective"), CALLS, _BYTES]
     columns += spread("device" if any(row.device is not None for row in rows) else "host")
     note = "Overlapping events are merged. Compute: kernels that do not communicate. Exposed: not hidden by these."
     return Section("Communication", note, [Table([report], filled([report], OVERLAP)), Table(rows, columns)])
 
 
-def _operators(rows: Sequence[tables.OperatorRow], by_shape: Sequence[tables.OperatorRow]) -> Section:
+def _operators(report: TraceReport, rows: Sequence[tables.OperatorRow]) -> Section:
     """Each operator: its times on the host and on the device, where it was called, and the same by input shape."""
+    by_shape = report.operators_by_shape or ()
     width = distinct_width([row.inputs for row in by_shape], least=_SIZES_CHARS)
     sizes = Column("sizes", at("inputs"), partial(short, chars=width), left=True)
     columns, of_shape = [named("operator"), CALLS], [named("by input shape"), sizes, CALLS]
@@ -300,12 +293,12 @@ def _operators(rows: Sequence[tables.OperatorRow], by_shape: Sequence[tables.Ope
     return Section("Operators", note, [Table(rows, filled(rows, columns)), *shapes])
 
 
-def _children(operators: Sequence[tables.OperatorRow], children: Sequence[tables.ChildRow]) -> Section:
+def _children(report: TraceReport, children: Sequence[tables.ChildRow]) -> Section:
     """Under each operator what its calls called and launched."""
     of = defaultdict[str, list[Any]](list)
     for child in children:
         of[child.operator].append(replace(child, name=f"  {child.name}"))
-    rows = [row for one in operators if one.name in of for row in (one, *of[one.name])]
+    rows = [row for one in report.operators or () if one.name in of for row in (one, *of[one.name])]
     columns = [
         *(named("operator, and what it called and launched"), CALLS),
         *spread("host", "total ratio", prefix="host "),
@@ -313,6 +306,23 @@ def _children(operators: Sequence[tables.OperatorRow], children: Sequence[tables
     ]
     note = "What an operator called or launched itself stands under it, with the share of its time that this took."
     return Section("Operators and what they called", note, [Table(rows, filled(rows, columns))])
+
+
+_SECTIONS: dict[str, Callable[[TraceReport, Any], Section]] = {
+    "step_times": _steps,
+    "device_metrics": partial(_section, "Devices", _DEVICES),
+    "kernel_summary": _kernels,
+    "flops": _flops,
+    "phases": partial(_section, "Phases", _PHASES),
+    "modules": _modules,
+    "overlap": _communication,
+    "operators": _operators,
+    "children": _children,
+    "memory_curves": _memory,
+    "transfers": partial(_section, "Memory manipulation", _TRANSFERS),
+    "user_scopes": partial(_section, "User-defined scopes", _SCOPES),
+    "idle": partial(_section, "Idle", _IDLE),
+}
 
 
 def names_of(report: TracesReport) -> list[str]:
