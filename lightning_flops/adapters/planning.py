@@ -74,8 +74,8 @@ def plan_job(
     _require(not unknown, "links", "be by dimension of the mesh, or nvlink and net", unknown)
     _require(_are_sizes((at or {}).values()), "at", "have an integer of at least 1 by name", at)
     _require(is_known, "device", "be one whose figures are known, as H100 or A100-SXM4-80GB", device)
-    piped = microbatches is None or ("pp" in mesh and _are_sizes([microbatches]))
-    _require(piped, "microbatches", "be an integer of at least 1, with a mesh that has pp", microbatches)
+    piped = _are_sizes([microbatches]) if "pp" in mesh else microbatches is None
+    _require(piped, "microbatches", "be an integer of at least 1 with a mesh that has pp, and no other", microbatches)
     given: dict[str, Any] = {"at": at or {}, "microbatches": microbatches or 1}
     stages = stages_with(rank, mesh) if microbatches else [rank]
     planned = {one: plan_rank(make, mesh, one, **given, causal_attention=causal_attention) for one in stages}
@@ -83,7 +83,7 @@ def plan_job(
         planned[rank],
         stages=[*planned.values()] if microbatches else (),
         **given,
-        device=device,
+        device=device or "",
         peak_flops_per_sec=peak_flops_per_sec,
         memory_bytes_per_sec=memory_bytes_per_sec,
         measured=measured,

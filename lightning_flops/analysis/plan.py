@@ -12,7 +12,7 @@ from lightning_flops.analysis.devices import devices_called
 from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.analysis.rates import COPY
 from lightning_flops.records import FlopRecord
-from lightning_flops.schema.plan import Plan, PlannedCollective, PlannedRank, PlannedRun
+from lightning_flops.schema.plan import Collective, Plan, PlannedCollective, PlannedRank, PlannedRun
 
 _HOUR = 3600.0
 _USUAL_MFU = 0.4  # of large trainings that their authors have described
@@ -21,15 +21,6 @@ _NO_BANDWIDTH = "The bandwidth of the device's memory is not known: the floor is
 _OF_OPERATORS = (
     "Operators with FLOPs read their inputs from memory and write their outputs there; what has none takes no time. "
     "Tensors that stay in a cache can go below that, and nothing below the arithmetic."
-)
-
-_SECONDS = (  # fields of a plan that are None where a figure of the device is not known
-    "arithmetic_sec",
-    "operators_sec",
-    "communication_sec",
-    "floor_sec",
-    "exposed_floor_sec",
-    "mfu_at_most",
 )
 
 _OF_STAGES = (
@@ -44,7 +35,7 @@ def build_plan(
     stages: Sequence[PlannedRank] = (),
     microbatches: int = 1,
     at: Mapping[str, int] = {},
-    device: str | None = None,
+    device: str = "",
     peak_flops_per_sec: float | Mapping[str, float] | None = None,
     memory_bytes_per_sec: float | None = None,
     measured: Mapping[str, float] = {},
@@ -59,28 +50,20 @@ def build_plan(
     where all ranks of a group are among the *node_size* of one node. *price* is of a device hour. *stages* are all
     those of the pipeline of the rank, which take so many *microbatches* in a step.
     """
-    record = planned.flops
-    known = devices_called(device) if device else ()
+    record, known = planned.flops, devices_called(device)
     several = f" (of {len(known)} devices of this name the greatest figures)" if len(known) > 1 else ""
     of_memory = [row.memory_bytes_per_sec or 0.0 for row in known]
     bandwidth = memory_bytes_per_sec or max(of_memory, default=measured.get(COPY)) or None
     dtypes = sorted({cell.dtype for cell in record.cells if cell.flops})
     peaks = _peaks_in(dtypes, peak_flops_per_sec, [measured, *(row.peaks for row in known)])
-    rows, by_link = _collectives(planned, links, node_size)
-    times: dict[str, Any] = dict.fromkeys(_SECONDS)
-    unavailable: dict[str, str] = {}
-    if any(one.floor_sec is None for one in rows):
-        unavailable["communication_sec"] = "the bandwidth of a link was not given"
-    else:
-        times["communication_sec"] = math.fsum(by_link.values())
-    notes = [*record.notes, *[_OF_STAGES][: len(stages)]]
-    if missing := [dtype for dtype in dtypes if dtype not in peaks]:
-        has_figures = device or peaks
-        unavailable["floor_sec"] = f"no peak in {', '.join(missing)} is known" if has_figures else "no device was given"
-    else:
-        notes.append(_NO_BANDWIDTH if bandwidth is None else _OF_OPERATORS)
-        times |= _floor(record, peaks, bandwidth or math.inf, by_link, times["communication_sec"])
-    idle, devices = len(stages) - 1, math.prod(planned.mesh.values())
+    rows = [_collective(planned.mesh, one, sizes, links, node_size) for one, sizes in planned.collectives.items()]
+    floors = _floors(record, peaks, bandwidth or math.inf, rows)
+    missing = ", ".join(dtype for dtype in dtypes if dtype not in peaks)
+    reasons = {
+        "communication_sec": "the bandwidth of a link was not given",
+        "floor_sec": f"no peak in {missing} is known" if device or peaks else "no device was given",
+    }
+    idle = len(stages) - 1
     return Plan(
         mesh=planned.mesh,
         rank=planned.rank,
@@ -89,17 +72,21 @@ def build_plan(
         lower_bound=FlopCounts(record).is_lower_bound,
         params=sum(one.params for one in stages or [planned]),
         local_params=planned.local_params,
-        memory=None if planned.tensors is None else build_memory_report(planned.tensors),
-        collectives=rows,
-        device=f"{device or ''}{several}",
+        memory=build_memory_report(planned.tensors) if planned.tensors else None,
+        collectives=tuple(sorted((row for _, row in rows), key=lambda row: -row.bytes)),
+        device=f"{device}{several}",
         peaks_flops_per_sec=peaks,
         memory_bytes_per_sec=bandwidth,
-        **times,
+        **floors,
         stages=tuple(flops_by_phase(one.flops.cells) for one in stages),
         bubble=idle / (microbatches + idle) if stages else None,
-        runs=() if steps is None else _runs(steps, times, devices, price),
-        unavailable=unavailable,
-        notes=tuple(notes),
+        runs=_runs(steps, floors, math.prod(planned.mesh.values()), price),
+        unavailable={name: why for name, why in reasons.items() if name not in floors},
+        notes=(
+            *record.notes,
+            *[_OF_STAGES][: len(stages)],
+            *[_OF_OPERATORS if bandwidth else _NO_BANDWIDTH][: "floor_sec" in floors],
+        ),
     )
 
 
@@ -120,57 +107,44 @@ def _peaks_in(
     return {dtype: peak for dtype, peak in found.items() if peak}
 
 
-def _floor(
-    record: FlopRecord,
-    peaks: Mapping[str, float],
-    bandwidth: float,
-    by_link: Mapping[str, float],
-    communication: float | None,
-) -> dict[str, float | None]:
-    """The least seconds of a step, with what is sent hidden and exposed, by the names that a plan has for them."""
-    arithmetic, operators, of_model = _compute_sec(record, peaks, bandwidth)
-    floor = max(operators, *by_link.values(), 0.0)
-    return {
-        "arithmetic_sec": arithmetic,
-        "operators_sec": operators,
-        "floor_sec": floor,
-        "exposed_floor_sec": None if communication is None else operators + communication,
-        "mfu_at_most": of_model / floor if floor else None,
-    }
+def _floors(
+    record: FlopRecord, peaks: Mapping[str, float], bandwidth: float, rows: Sequence[tuple[str, PlannedCollective]]
+) -> dict[str, float]:
+    """The least seconds of a step by the names that a plan has for them, those alone whose figures are known.
 
-
-def _compute_sec(record: FlopRecord, peaks: Mapping[str, float], bandwidth: float) -> tuple[float, float, float]:
-    """Least seconds of all arithmetic, of all operators that have FLOPs, and of the model's own arithmetic alone.
-
-    FLOPs are those that kernels execute, whatever a mask lets a count leave out: no share of a peak passes 1.
+    FLOPs are those that kernels execute, whatever a mask lets a count leave out: no share of a peak passes 1. Different
+    links may carry at the same time.
     """
-    arithmetic = operators = of_model = 0.0
-    for cell in record.cells:
-        if not cell.flops:  # a GPU's kernels, or a compiler's, may do it in passing
-            continue
-        computing = (cell.flops - cell.skipped) / peaks[cell.dtype]
-        arithmetic += computing
-        operators += max(computing, (cell.bytes_read + cell.bytes_written) / bandwidth)
-        of_model += computing if cell.phase in ("forward", "backward") else 0.0
-    return arithmetic, operators, of_model
-
-
-def _collectives(
-    planned: PlannedRank, links: Mapping[str, float], node_size: int
-) -> tuple[tuple[PlannedCollective, ...], Mapping[str, float]]:
-    """The collectives, and the least seconds of each link; different links may carry at the same time."""
-    rows: list[PlannedCollective] = []
     by_link: defaultdict[str, float] = defaultdict(float)
-    for (kind, ranks), (calls, size) in planned.collectives.items():
-        dims = _dims(ranks, planned.mesh)
-        named = [dim for dim in dims if dim in links]
-        in_node = len({rank // node_size for rank in ranks}) == 1
-        link = min(named, key=links.__getitem__) if named else "nvlink" if in_node else "net"
-        seconds = _ring_share(kind, len(ranks)) * size / links[link] if link in links else None
-        by_link[link] += seconds or 0.0
-        given: dict[str, Any] = {"kind": kind, "dim": "+".join(dims), "size": len(ranks), "calls": calls, "bytes": size}
-        rows.append(PlannedCollective(**given, floor_sec=seconds))
-    return tuple(sorted(rows, key=lambda row: -row.bytes)), by_link
+    for link, row in rows:
+        by_link[link] += row.floor_sec or 0.0
+    is_known = all(row.floor_sec is not None for _, row in rows)
+    found = {"communication_sec": math.fsum(by_link.values())} if is_known else {}
+    computing = [cell for cell in record.cells if cell.flops]  # a GPU's kernels, or a compiler's, may do the rest too
+    if not all(cell.dtype in peaks for cell in computing):
+        return found
+    least = [(cell.flops - cell.skipped) / peaks[cell.dtype] for cell in computing]
+    moving = [(cell.bytes_read + cell.bytes_written) / bandwidth for cell in computing]
+    operators = math.fsum(map(max, least, moving))
+    of_model = [sec for cell, sec in zip(computing, least, strict=True) if cell.phase in ("forward", "backward")]
+    floor = max(operators, *by_link.values(), 0.0)
+    found |= {"arithmetic_sec": math.fsum(least), "operators_sec": operators, "floor_sec": floor}
+    if is_known:
+        found["exposed_floor_sec"] = operators + found["communication_sec"]
+    return found | ({"mfu_at_most": math.fsum(of_model) / floor} if floor else {})
+
+
+def _collective(
+    mesh: Mapping[str, int], one: Collective, sizes: Sequence[int], links: Mapping[str, float], node_size: int
+) -> tuple[str, PlannedCollective]:
+    """The link that *one* collective takes, and what calls of these *sizes* take of it."""
+    kind, ranks = one
+    dims, total = _dims(ranks, mesh), sum(sizes)
+    between = "nvlink" if len({rank // node_size for rank in ranks}) == 1 else "net"
+    link = min((dim for dim in dims if dim in links), key=links.__getitem__, default=between)
+    seconds = _ring_share(kind, len(ranks)) * total / links[link] if link in links else None
+    given: dict[str, Any] = {"kind": kind, "dim": "+".join(dims), "size": len(ranks), "floor_sec": seconds}
+    return link, PlannedCollective(**given, calls=len(sizes), bytes=total)
 
 
 def _dims(ranks: tuple[int, ...], mesh: Mapping[str, int]) -> list[str]:
@@ -190,15 +164,13 @@ def _ring_share(kind: str, size: int) -> float:
     return 2 * (size - 1) / size if kind == "all_reduce" else float(size > 1)
 
 
-def _runs(steps: int, times: Mapping[str, float | None], devices: int, price: float | None) -> tuple[PlannedRun, ...]:
-    """So many *steps* at the floor, and at the share of the peak that is usual."""
-    floor, share = times["floor_sec"], times["mfu_at_most"] or 0.0
-    runs = list[PlannedRun]()
-    if floor is None:
-        return ()
-    for at, step_sec in (("the floor", floor), ("40% of the peak", floor * share / _USUAL_MFU)):
-        hours = steps * step_sec / _HOUR
-        of_all = hours * devices
-        cost = None if price is None else price * of_all
-        runs.append(PlannedRun(at=at, steps=steps, hours=hours, device_hours=of_all, price=cost))
+def _runs(steps: int | None, floors: Mapping[str, float], devices: int, price: float | None) -> tuple[PlannedRun, ...]:
+    """So many *steps* at the floor, if there is one, and at the share of the peak that is usual, if that is slower."""
+    runs, floor = list[PlannedRun](), floors.get("floor_sec", math.inf)
+    usual = floor * floors.get("mfu_at_most", 0.0) / _USUAL_MFU
+    for at, step_sec in (("the floor", floor), ("40% of the peak", usual)):
+        if steps is not None and floor <= step_sec < math.inf:
+            hours = steps * step_sec / _HOUR
+            cost = None if price is None else price * hours * devices
+            runs.append(PlannedRun(at=at, steps=steps, hours=hours, device_hours=hours * devices, price=cost))
     return tuple(runs)

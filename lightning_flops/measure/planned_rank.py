@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+import traceback
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -46,21 +47,35 @@ _TWO_WORDS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": 
 _MEGABYTE = 2**20
 _BUCKET = 25 * _MEGABYTE  # of gradients, in which DistributedDataParallel reduces them; a first of one is early
 
+_ENGINE = (
+    "An engine of DeepSpeed is not planned. Plan what computes and sends the same: DistributedDataParallel for ZeRO 0, "
+    "fully_shard(..., reshard_after_forward=False) for ZeRO 3; docs/plan.md has the others"
+)
+_INSTEAD = {  # by what stands in an error's traceback
+    r"deepspeed[/\\](__init__|runtime)": _ENGINE,
+    "DataDependentOutput|DynamicOutputShape": (
+        "It depends on data; where that is a routing, give each expert an even share of the tokens"
+    ),
+    "flash_attention_for_cpu.*sharding strategy": (
+        "Torch cuts attention along a sequence in kernels of GPUs alone; gather keys and values over the dimension "
+        "(all_gather_tensor_autograd)"
+    ),
+    "register_comm_hook": "A communication hook is not planned: without one, gradients are sent in their own dtype",
+}
+
 
 class Collectives(DispatchMode):  # type: ignore[no-untyped-call]
-    """Calls and bytes of every collective, and of what is sent from rank to rank, since it was entered last.
+    """Bytes of every call of a collective, and of what is sent from rank to rank, since it was entered last.
 
     The bytes of a call are those of its larger side: of what an all-gather puts out, of what a reduce-scatter takes.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: Counter[Collective] = Counter()
-        self.bytes: Counter[Collective] = Counter()
+        self.sizes: defaultdict[Collective, list[int]] = defaultdict(list)
 
     def __enter__(self) -> None:
-        self.calls.clear()
-        self.bytes.clear()
+        self.sizes.clear()
         push(self)
 
     def __exit__(self, *exc: object) -> None:
@@ -72,13 +87,8 @@ class Collectives(DispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         if found := _KIND.match(func.name()) if hasattr(func, "name") else None:
             kind = _TWO_WORDS.get(found[1].replace("_", ""), found[1])
-            self.add(kind, ranks_of(func, args, kwargs or {}), 1, max(map(bytes_of, (*args, out))))
+            self.sizes[kind, ranks_of(func, args, kwargs or {})].append(max(map(bytes_of, (*args, out))))
         return out
-
-    def add(self, kind: str, ranks: tuple[int, ...], calls: int, size: int) -> None:
-        """So many calls moved *size* bytes together."""
-        self.calls[kind, ranks] += calls
-        self.bytes[kind, ranks] += size
 
 
 class OnTheCpu(TorchFunctionMode):
@@ -130,6 +140,7 @@ def plan_rank(
             batches = [batch, *(tree_map_only(torch.Tensor, _another, batch) for _ in range(microbatches - 1))]
             replicas = [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
             lives = TensorLives()
+            _see_resized(inside, lives)
             lives.hold(map(on_this_rank, (*model.parameters(), *model.buffers())), "parameters")
             lives.hold((one for replica in replicas for one in vars(replica)["buckets"]), "gradients")
             lives.hold(tensors_of(batches), "batch")
@@ -151,7 +162,7 @@ def plan_rank(
         except LightningFlopsError:
             raise
         except Exception as error:  # of the user's model, or of what torch does not do without values
-            raise LightningFlopsError(f"the job cannot be planned: {words_of(error)[:500]}{_of_data(error)}") from error
+            raise LightningFlopsError(f"the job cannot be planned: {words_of(error)[:500]}{_instead()}") from error
     for one in replicas:
         _reduce(one, collectives)
     return PlannedRank(
@@ -160,9 +171,22 @@ def plan_rank(
         flops=counter.record(),
         params=root.params,
         local_params=root.local_params,
-        collectives={one: (calls, collectives.bytes[one]) for one, calls in sorted(collectives.calls.items())},
+        collectives=dict(sorted(collectives.sizes.items())),
         tensors=tensors,
     )
+
+
+def _see_resized(undo: Undo, lives: TensorLives) -> None:
+    """FSDP gives bytes to what it gathers parameters into, and takes them back, which no operator shows."""
+    resize, name = torch.UntypedStorage.resize_, "resize_"
+
+    def seen(storage: Any, size: int) -> Any:
+        answer = resize(storage, size)
+        lives.resized(storage)
+        return answer
+
+    undo.callback(delattr, torch.UntypedStorage, name)  # its own is that of the class below it
+    setattr(torch.UntypedStorage, name, seen)
 
 
 # ---- DistributedDataParallel, which asks for its parameters' values: a wrapper of its class that asks for none
@@ -196,11 +220,12 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _reduce(replica: Any, collectives: Collectives) -> None:
     """What its ranks send each other in a step: gradients, the last layers' first, and the buffers of rank 0."""
     gradients = [one for one in replica.module.parameters() if one.requires_grad][::-1]
-    calls, size = buckets_of(gradients, replica.limits), sum(one.nbytes for one in gradients)
-    collectives.add("all_reduce", replica.ranks, calls, size)
-    if replica.broadcasts and (buffers := list(replica.module.buffers())):
-        calls, size = len({one.dtype for one in buffers}), sum(one.nbytes for one in buffers)
-        collectives.add("broadcast", replica.ranks, calls, size)
+    collectives.sizes["all_reduce", replica.ranks] += buckets_of(gradients, replica.limits)
+    buffers = Counter[torch.dtype]()
+    for one in replica.module.buffers() if replica.broadcasts else ():
+        buffers[one.dtype] += one.nbytes
+    if buffers:
+        collectives.sizes["broadcast", replica.ranks] += buffers.values()
 
 
 def _made(answer: Any) -> tuple[nn.Module, Any, Any]:
@@ -209,12 +234,15 @@ def _made(answer: Any) -> tuple[nn.Module, Any, Any]:
             f"the function must return a model and a batch, and an optimizer if there is one, got {shown(answer)}"
         )
     require_module(answer[0])
+    if type(answer[0]).__module__.startswith("deepspeed."):
+        raise LightningFlopsError(_ENGINE)
     return answer if len(answer) == 3 else (*answer, None)
 
 
-def _of_data(error: Exception) -> str:
-    by_values = type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException")
-    return ". It depends on data; where that is a routing, give each expert an even share of the tokens" * by_values
+def _instead() -> str:
+    """What may be planned in the place of what has just failed."""
+    failed = traceback.format_exc()
+    return next((f". {words}" for pattern, words in _INSTEAD.items() if re.search(pattern, failed)), "")
 
 
 def _another(tensor: torch.Tensor) -> torch.Tensor:

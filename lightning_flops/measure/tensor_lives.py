@@ -81,6 +81,13 @@ class TensorLives:
             repeats = part == "backward" and phase == "recompute"
             self._life(tensor, "activations" if repeats else "temporary", module, operator)
 
+    def resized(self, storage: Any) -> None:
+        """*storage*, of a parameter that FSDP gathers, has other bytes from now on, or none."""
+        life = self._alive.pop(weakref.ref(storage), None)
+        if life is not None:
+            self._now = life.died = next(self._events)
+        self._begin(storage, "parameters", OUTSIDE, "", None)
+
     def taken(
         self,
         states: Iterable[Any],
@@ -122,8 +129,9 @@ class TensorLives:
         if self._device_type not in (None, storage.device.type):
             return None
         known = self._alive.get(weakref.ref(storage))
-        if known is not None:
-            return known
+        return known or self._begin(storage, kind, module, operator, born)
+
+    def _begin(self, storage: Any, kind: MemoryKind, module: str, operator: str, born: int | None) -> TensorLife:
         self._now = next(self._events)
         at, size = self._now if born is None else born, self._size(storage)
         life = TensorLife(size=size, born=at, part=self._parts[-1][0], module=module, operator=operator, kind=kind)

@@ -133,7 +133,7 @@ def plan_section(plan: Plan) -> Section:
 def _held_words(memory: MemoryReport | None) -> str:
     """The peak, and its largest kinds."""
     if memory is None:
-        return f"{NOT_AVAILABLE} (FSDP gathers parameters unseen)"
+        return f"{NOT_AVAILABLE} (not all storages are seen)"
     kinds = ", ".join(f"{kind} {si(size, 'B')}" for kind, size in list(memory.at_peak.items())[:3])
     return f"{si(memory.peak_bytes, 'B')} ({kinds})"
 

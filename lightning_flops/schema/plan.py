@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,8 +82,8 @@ class PlannedRank:
     flops: FlopRecord
     params: int  # of the whole model
     local_params: int  # that the rank holds
-    collectives: Mapping[Collective, tuple[int, int]]  # calls in a step, and bytes of all, of the larger side of each
-    tensors: StepTensors | None  # every allocation of the step; None where not all are seen, as of FSDP's storages
+    collectives: Mapping[Collective, Sequence[int]]  # bytes of each call in a step, of its larger side
+    tensors: StepTensors | None  # every allocation of the step; None where not all are seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,22 +126,22 @@ class Plan(codec.Json):
     lower_bound: bool  #: An operator that may have FLOPs could not be counted.
     params: int  #: Of the whole model.
     local_params: int  #: That this rank holds.
-    memory: MemoryReport | None  #: What this rank's tensors hold at the peak of the step; None under FSDP.
+    memory: MemoryReport | None  #: What this rank's tensors hold at the peak of the step; None where not all are seen.
     collectives: tuple[PlannedCollective, ...]  #: Those that move most first.
     device: str  #: Whose figures the floor is by; empty if none was given.
     peaks_flops_per_sec: Mapping[str, float]  #: Dense peak of each dtype that the step computes in.
     memory_bytes_per_sec: float | None  #: Bandwidth of the device's memory.
-    arithmetic_sec: float | None  #: FLOPs that kernels execute ÷ peak: nothing that computes them is faster.
+    arithmetic_sec: float | None = None  #: FLOPs that kernels execute ÷ peak: nothing that computes them is faster.
     #: Sum over operators that have FLOPs of the longer of FLOPs ÷ peak and bytes ÷ bandwidth of the memory.
-    operators_sec: float | None
-    communication_sec: float | None  #: Of all collectives, one after the other.
-    floor_sec: float | None  #: Of the step, with all communication hidden behind operators, or these behind it.
-    exposed_floor_sec: float | None  #: Of the step, with nothing hidden: operators, then communication.
+    operators_sec: float | None = None
+    communication_sec: float | None = None  #: Of all collectives, one after the other.
+    floor_sec: float | None = None  #: Of the step, with all communication hidden behind operators, or these behind it.
+    exposed_floor_sec: float | None = None  #: Of the step, with nothing hidden: operators, then communication.
     #: MFU of a step that takes ``floor_sec``, by the FLOPs that kernels execute: of causal attention those unmasked.
-    mfu_at_most: float | None
+    mfu_at_most: float | None = None
     stages: tuple[PhaseFlops, ...]  #: FLOPs of each stage of this rank's pipeline in a step; empty without one.
     bubble: float | None  #: Share of a step in which a stage waits, if all take equally long; None of no pipeline.
-    runs: tuple[PlannedRun, ...]  #: If a number of steps was given, and there is a floor.
+    runs: tuple[PlannedRun, ...]  #: If a number of steps was given, and there is a floor; none that is below it.
     unavailable: Mapping[str, str]  #: Why a figure is None.
     notes: tuple[str, ...]  #: What the figures leave out.
 

@@ -1,6 +1,6 @@
 """Jobs as functions of a device mesh, and what real ranks of them do in a step, by an account of the test's own.
 
-``python -m tests.ranks.planned_jobs JOB`` is one rank of a gloo group; it prints its account.
+``python -m tests.ranks.planned_jobs JOB...`` is one rank of a gloo group; it prints its account of each.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import gc
 import itertools
 import json
 import math
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,7 +16,10 @@ from typing import Any
 
 import torch
 from torch import distributed as torch_distributed, nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd, all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -55,14 +57,55 @@ def tensor_parallel(mesh: Any, net: Net | None = None) -> Any:
     return net, torch.randn(BATCH, WIDTH)
 
 
-def fully_sharded(mesh: Any, net: Net | None = None) -> Any:
+def fully_sharded(mesh: Any, net: Net | None = None, **settings: Any) -> Any:
     from torch.distributed.fsdp import fully_shard
 
     net = net or Net()
     for block in net.blocks:
-        fully_shard(block, mesh=mesh["dp"])
-    fully_shard(net, mesh=mesh["dp"])
-    return net, torch.randn(BATCH, WIDTH), torch.optim.AdamW(net.parameters(), foreach=False)
+        fully_shard(block, mesh=mesh["dp"], **settings)
+    fully_shard(net, mesh=mesh["dp"], **settings)
+    return net, torch.randn(BATCH, WIDTH), adamw(net)
+
+
+def not_resharded(mesh: Any) -> Any:
+    return fully_sharded(mesh, reshard_after_forward=False)
+
+
+def in_bfloat16(mesh: Any) -> Any:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return fully_sharded(mesh, mp_policy=policy)
+
+
+def checkpointed(mesh: Any) -> Any:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    net = Net()
+    for place, block in enumerate(net.blocks):
+        # A checkpoint keeps the host's random state otherwise, of 5 KB.
+        net.blocks[place] = checkpoint_wrapper(block, preserve_rng_state=False)  # type: ignore[no-untyped-call]
+    return fully_sharded(mesh, net)
+
+
+def of_the_first_kind(mesh: Any, **settings: Any) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({Block})
+    device = torch.device("cpu")  # torch asks for an accelerator where nobody names a device
+    net = FullyShardedDataParallel(Net(), device_id=device, device_mesh=mesh, auto_wrap_policy=policy, **settings)
+    return net, torch.randn(BATCH, WIDTH), adamw(net)
+
+
+def hybrid_of_the_first_kind(mesh: Any) -> Any:
+    from torch.distributed.fsdp import ShardingStrategy
+
+    return of_the_first_kind(mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+
+
+def adamw(net: nn.Module) -> Any:
+    return torch.optim.AdamW(net.parameters(), foreach=False)
 
 
 def both(mesh: Any) -> Any:
@@ -72,7 +115,7 @@ def both(mesh: Any) -> Any:
 
 def replicated(mesh: Any) -> Any:
     net = nn.parallel.DistributedDataParallel(nn.Sequential(Net(), nn.BatchNorm1d(OUT)))
-    return net, torch.randn(BATCH, WIDTH), torch.optim.AdamW(net.parameters(), foreach=False)
+    return net, torch.randn(BATCH, WIDTH), adamw(net)
 
 
 def in_buckets(mesh: Any) -> Any:
@@ -89,7 +132,7 @@ class Odd(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 5), nn.Linear(5, WIDTH)
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.down(torch.relu(self.up(x)))
+        return self.down(torch.relu(self.up(x))).square()  # of a sum alone the product's kernel would copy gradients
 
 
 def unevenly(mesh: Any) -> Any:
@@ -144,6 +187,73 @@ def hybrid(mesh: Any) -> Any:
     return net, torch.randn(BATCH, WIDTH), torch.optim.AdamW(net.parameters(), foreach=False)
 
 
+class Attention(nn.Module):
+    """Of a rank's own tokens to those of all ranks that share a sequence: their keys and values are *gathered*.
+
+    Or, as Ulysses has it, each rank is sent its heads of all tokens.
+    """
+
+    def __init__(self, mesh: Any, *, gathered: bool) -> None:
+        super().__init__()
+        self.qkv, self.gathered = nn.Linear(WIDTH, 3 * WIDTH), gathered
+        self.group, self.ranks = mesh.get_group(), mesh.size()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        query, *others = (part.unflatten(-1, (4, -1)) for part in self.qkv(x).chunk(3, -1))  # of four heads
+        if self.gathered:
+            others = [all_gather_tensor_autograd(one.contiguous(), 1, self.group) for one in others]
+        else:
+            query, *others = (self.sent(one, 2, 1) for one in (query, *others))
+        with sdpa_kernel(SDPBackend.MATH):  # whose products torch's own counter counts
+            out = scaled_dot_product_attention(*(one.transpose(1, 2) for one in (query, *others))).transpose(1, 2)
+        return (out if self.gathered else self.sent(out, 1, 2)).flatten(2)
+
+    def sent(self, x: torch.Tensor, cut: int, joined: int) -> torch.Tensor:
+        parts = torch.stack(x.chunk(self.ranks, cut))
+        sent = all_to_all_single_autograd(parts.flatten(0, 1), None, None, self.group)
+        return torch.cat([*sent.unflatten(0, (self.ranks, -1))], joined)
+
+
+def reduced(parameters: Iterable[nn.Parameter], mesh: Any) -> None:
+    """Their gradients are added up over the ranks as they are made."""
+    group = mesh.get_group()
+    for one in parameters:
+        one.register_post_accumulate_grad_hook(lambda one: distributed.all_reduce(one.grad, group=group))
+
+
+def context_parallel(mesh: Any, *, gathered: bool = True) -> Any:
+    net = Attention(mesh["cp"], gathered=gathered)
+    reduced(net.parameters(), mesh["cp"])
+    return net, torch.randn(2, BATCH // mesh["cp"].size(), WIDTH), adamw(net)
+
+
+def ulysses(mesh: Any) -> Any:
+    return context_parallel(mesh, gathered=False)
+
+
+class Experts(nn.Module):
+    """Four, of which a rank has its share; every expert gets as many tokens."""
+
+    def __init__(self, mesh: Any) -> None:
+        super().__init__()
+        self.group, self.ranks = mesh.get_group(), mesh.size()
+        self.router, self.own = nn.Linear(WIDTH, 4), nn.ModuleList(Block() for _ in range(4 // self.ranks))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        share = self.router(x).softmax(-1).amax(-1, keepdim=True)
+        came = all_to_all_single_autograd(x * share, None, None, self.group)
+        by_expert = came.unflatten(0, (self.ranks, len(self.own), -1)).unbind(1)
+        pairs = zip(self.own, by_expert, strict=True)
+        done = torch.stack([own(one.flatten(0, 1)).unflatten(0, one.shape[:2]) for own, one in pairs], 1)
+        return all_to_all_single_autograd(done.flatten(0, 2), None, None, self.group)
+
+
+def expert_parallel(mesh: Any) -> Any:
+    net = Experts(mesh["ep"])
+    reduced(net.router.parameters(), mesh["ep"])
+    return net, torch.randn(BATCH, WIDTH), adamw(net)
+
+
 JOBS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
     "tensor_parallel": (tensor_parallel, {"tp": 2}),
     "fully_sharded": (fully_sharded, {"dp": 2}),
@@ -151,12 +261,23 @@ JOBS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
     "in_buckets": (in_buckets, {"dp": 2}),
     "unevenly": (unevenly, {"tp": 2}),
     "sequence_parallel": (sequence_parallel, {"tp": 2}),
+    "not_resharded": (not_resharded, {"dp": 2}),
+    "in_bfloat16": (in_bfloat16, {"dp": 2}),
+    "checkpointed": (checkpointed, {"dp": 2}),
+    "of_the_first_kind": (of_the_first_kind, {"dp": 2}),
+    "context_parallel": (context_parallel, {"cp": 2}),
+    "ulysses": (ulysses, {"cp": 2}),
+    "expert_parallel": (expert_parallel, {"ep": 2}),
     "both": (both, {"dp": 2, "tp": 2}),
     "hybrid": (hybrid, {"replicas": 2, "shards": 2}),
     "tensor_parallel on 4": (tensor_parallel, {"tp": 4}),
     "sequence_parallel on 4": (sequence_parallel, {"tp": 4}),
     "fully_sharded on 4": (fully_sharded, {"dp": 4}),
     "replicated on 4": (replicated, {"dp": 4}),
+    "hybrid_of_the_first_kind": (hybrid_of_the_first_kind, {"replicas": 2, "shards": 2}),
+    "context_parallel on 4": (context_parallel, {"cp": 4}),
+    "ulysses on 4": (ulysses, {"cp": 4}),
+    "expert_parallel on 4": (expert_parallel, {"ep": 4}),
 }
 
 
@@ -204,7 +325,7 @@ def started(event: Any) -> int:
     return int(event.start_ns())
 
 
-def account(job: str, rank: int) -> dict[str, Any]:
+def account(job: str) -> dict[str, Any]:
     """What this rank does in its third step, by torch's own counter and a mode of this file."""
     make, sizes = JOBS[job]
     mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
@@ -236,6 +357,6 @@ def account(job: str, rank: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     distributed.init_process_group("gloo")
-    answer = account(sys.argv[1], int(os.environ["RANK"]))
+    answer = {job: account(job) for job in sys.argv[1:]}
     distributed.destroy_process_group()
     sys.stdout.write(f"\n{json.dumps(answer)}\n")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import distributed as torch_distributed, nn
+from torch.distributed.tensor.experimental import context_parallel
 
 from lightning_flops import ConfigError, LightningFlopsError, Plan, plan_job
 from lightning_flops.cli import main
 from tests.forks import TORCH
-from tests.ranks import run_ranks
+from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, run_ranks
 from tests.ranks.planned_jobs import (
     BATCH,
     BLOCKS,
@@ -23,7 +26,8 @@ from tests.ranks.planned_jobs import (
     WIDTH,
     Block,
     Net,
-    fully_sharded,
+    adamw,
+    not_resharded,
     replicated,
     tensor_parallel,
 )
@@ -32,7 +36,9 @@ distributed: Any = torch_distributed  # which does not say what of it is public
 KINDS = {
     "allreduce_": "all_reduce",
     "broadcast_": "broadcast",
+    "allgather_": "all_gather",
     "allgather_base_": "all_gather",
+    "all_to_all_single": "all_to_all",
     "reduce_scatter_base_": "reduce_scatter",
     "all_reduce": "all_reduce",
     "all_gather_into_tensor": "all_gather",
@@ -42,27 +48,30 @@ KINDS = {
 HIDDEN = 4 * WIDTH
 
 
-OTHERS = [pytest.param(job, marks=pytest.mark.slow) for job in sorted({*JOBS} - {"tensor_parallel", "fully_sharded"})]
+FIRST = ("tensor_parallel", "fully_sharded")
+BY_RANKS = [[job for job, (_, mesh) in JOBS.items() if math.prod(mesh.values()) == ranks] for ranks in (2, 4)]
 
 
-@pytest.mark.parametrize("job", ["tensor_parallel", "fully_sharded", *OTHERS])
-def test_a_plan_is_what_real_ranks_do(job: str, tmp_path: Path) -> None:
-    make, mesh = JOBS[job]
-    ranks = math.prod(mesh.values())
-    program = ["-W", "ignore", "-m", "tests.ranks.planned_jobs", job]
-    printed = run_ranks(program, ranks=ranks, folder=tmp_path, timeout_sec=200.0, imports=TORCH)
+@pytest.mark.parametrize("jobs", [FIRST, *(pytest.param(jobs, marks=pytest.mark.slow) for jobs in BY_RANKS)])
+def test_a_plan_is_what_real_ranks_do(jobs: list[str], tmp_path: Path) -> None:
+    ranks = math.prod(JOBS[jobs[0]][1].values())
+    program = ["-W", "ignore", "-m", "tests.ranks.planned_jobs", *jobs]
+    printed = run_ranks(program, ranks=ranks, folder=tmp_path, timeout_sec=270.0, imports=TORCH)
     for rank, text in enumerate(printed):
-        real = json.loads(text.strip().splitlines()[-1])
-        plan = plan_job(make, mesh, rank)
-        assert plan.flops.forward + plan.flops.backward == real["flops"]
-        assert plan.local_params == real["local_params"]
-        planned = {row.kind: [row.calls, row.bytes] for row in plan.collectives}
-        names = {name: name.split(".")[1].lstrip("_") for name in real["collectives"]}
-        assert planned == {KINDS[names[name]]: found for name, found in real["collectives"].items()}
-        if plan.memory is not None and job != "unevenly":  # of which ranks have a kilobyte more, in what they pad
+        for job, real in json.loads(text.strip().splitlines()[-1]).items():
+            make, mesh = JOBS[job]
+            plan = plan_job(make, mesh, rank)
+            assert sum(astuple(plan.flops)) == real["flops"], job
+            assert plan.local_params == real["local_params"], job
+            planned = {row.kind: [row.calls, row.bytes] for row in plan.collectives}
+            names = {name: name.split(".")[1].lstrip("_") for name in real["collectives"]}
+            assert planned == {KINDS[names[name]]: found for name, found in real["collectives"].items()}, job
+            assert plan.memory is not None
             # A rank of gloo may hold what it sends for longer; what Python makes tensors of are a few bytes.
-            sent = 0 if job.startswith(("replicated", "in_buckets")) else sum(row.bytes for row in plan.collectives)
-            assert 0 <= real["peak"] - plan.memory.peak_bytes <= sent + 16
+            more, sent = real["peak"] - plan.memory.peak_bytes, sum(row.bytes for row in plan.collectives)
+            shards = any(row.kind == "reduce_scatter" for row in plan.collectives)
+            if job != "in_bfloat16":  # whose products take memory inside of the CPU's kernel
+                assert 0 <= more <= (plan.memory.peak_bytes // 100 if shards else sent) + 16, job
 
 
 def layer(inputs: int, outputs: int) -> int:
@@ -100,7 +109,6 @@ def test_the_memory_of_replicated_parameters_by_hand() -> None:
     assert plan.memory.at_peak["gradients"] == 2 * weights
     assert plan.memory.at_peak["optimizer"] == 2 * weights + 4 * tensors
     assert plan.memory.at_peak["batch"] == 4 * BATCH * WIDTH
-    assert plan_job(fully_sharded, {"dp": 2}).memory is None
 
 
 class Wide(nn.Module):
@@ -195,6 +203,8 @@ def test_one_rank_of_a_model_of_43_billion_parameters_by_hand() -> None:
     assert least.hours == pytest.approx(plan.floor_sec)
     assert least.price == pytest.approx(plan.floor_sec * 64 * 2.0)
     assert usual.hours == pytest.approx(flops / 989.4e12 / 0.4)
+    slow = plan_job(tensor_parallel, {"tp": 8}, device="H100", links={"tp": 1e3}, steps=3600)
+    assert [one.at for one in slow.runs] == ["the floor"] and slow.mfu_at_most is not None and slow.mfu_at_most < 0.4
     assert plan.mfu_at_most == pytest.approx(flops / 989.4e12 / plan.floor_sec)
 
 
@@ -249,8 +259,9 @@ def test_the_stages_of_a_pipeline_add_up_to_the_model() -> None:
         assert plan.params == sum(one.numel() for one in Net().parameters()) and plan.local_params < plan.params
         assert plan.bubble == 1 / 5
         assert "bubble of the pipeline:" in str(plan)
-    with pytest.raises(ConfigError, match="microbatches must be"):
-        plan_job(staged, {"dp": 2}, microbatches=4)
+    for mesh, microbatches in (({"dp": 2}, 4), ({"pp": 2}, None), ({"pp": 2}, 0)):
+        with pytest.raises(ConfigError, match="microbatches must be"):
+            plan_job(staged, mesh, microbatches=microbatches)
 
 
 @pytest.mark.slow
@@ -267,10 +278,10 @@ def test_the_bubble_is_that_of_stages_that_sleep(tmp_path: Path) -> None:
 def test_nothing_is_left_behind() -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
-    before, state = dict(vars(DeviceMesh)), torch.get_rng_state()
+    before, state = [dict(vars(one)) for one in (DeviceMesh, torch.UntypedStorage)], torch.get_rng_state()
     for _ in range(2):
         plan_job(tensor_parallel, {"tp": 2})
-    assert dict(vars(DeviceMesh)) == before
+    assert [dict(vars(one)) for one in (DeviceMesh, torch.UntypedStorage)] == before
     assert torch.equal(torch.get_rng_state(), state)
     assert not distributed.is_initialized()
 
@@ -279,11 +290,42 @@ def asks_for_values(mesh: Any) -> Any:
     return nn.Linear(int(torch.ones(3).sum()), 2), torch.randn(1, 3)
 
 
+def hooked(mesh: Any) -> Any:
+    net = nn.parallel.DistributedDataParallel(Net())
+    net.register_comm_hook(None, print)
+    return net, torch.randn(BATCH, WIDTH)
+
+
+class CutInKernels(nn.Module):
+    """Attention along a sequence that torch cuts."""
+
+    def __init__(self, mesh: Any) -> None:
+        super().__init__()
+        self.mesh = mesh
+
+    def forward(self, query: torch.Tensor) -> Any:
+        with context_parallel(self.mesh, buffers=[torch.zeros(BATCH)], buffer_seq_dims=[0]):
+            return nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+
+
+def cut_in_kernels(mesh: Any) -> Any:
+    return CutInKernels(mesh), torch.randn(2, 4, 8, 8, requires_grad=True)
+
+
+class DeepSpeedEngine(Net):
+    """As if it were one that could be made without values."""
+
+    __module__ = "deepspeed.runtime.engine"
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (asks_for_values, "cannot be planned.*_local_scalar_dense.*each expert an even share"),
         (lambda mesh: Block(), "must return a model and a batch"),
+        (hooked, "A communication hook is not planned"),
+        (cut_in_kernels, "cannot be planned.*kernels of GPUs alone; gather keys and values"),
+        (lambda mesh: (DeepSpeedEngine(), torch.randn(BATCH, WIDTH)), "fully_shard.* for ZeRO 3"),
     ],
 )
 def test_what_cannot_be_planned_is_named(make: Any, words: str) -> None:
@@ -317,3 +359,32 @@ def test_the_command_prints_the_plan(tmp_path: Path, capsys: pytest.CaptureFixtu
     found = json.loads(capsys.readouterr().out)
     assert found["flops"]["forward"] == plan.flops.forward and found["mfu_at_most"] is not None
     assert str(plan) == text and isinstance(plan, Plan)
+
+
+@pytest.mark.slow
+def test_what_is_planned_in_the_place_of_an_engine_is_what_it_does(tmp_path: Path) -> None:
+    """Stages 0 to 2 add up gradients as DistributedDataParallel does, and 1 and 2 gather what each rank updates."""
+    program = ["-W", "ignore", "-m", "tests.deepspeed.planned_engines"]
+    given: dict[str, Any] = {"environment": DEEPSPEED_ON_CPU, "imports": DEEPSPEED}
+    printed = run_ranks(program, ranks=2, folder=tmp_path, timeout_sec=200.0, **given)
+    (asked,) = run_ranks([*program, "plan"], ranks=1, folder=tmp_path, timeout_sec=100.0, **given)
+    refused = json.loads(asked.strip().splitlines()[-1])
+    assert len(refused) == 4 and all("DistributedDataParallel for ZeRO 0" in words for words in refused)
+    replicas, shards = (plan_job(make, {"dp": 2}) for make in (of_one_kind, not_resharded))
+    weights = 4 * replicas.params
+    for text in printed:
+        for stage, real in enumerate(json.loads(text.strip().splitlines()[-1])):
+            plan = replicas if stage < 3 else shards
+            assert (real["flops"], real["local_params"]) == (sum(astuple(plan.flops)), plan.local_params)
+            sent = {row.kind: row.bytes for row in plan.collectives}
+            sent |= {"all_gather": weights} if stage in (1, 2) else {}
+            seen = Counter[str]()
+            for name, size in real["bytes"].items():
+                seen[KINDS[name.split(".")[1].lstrip("_")]] += size
+            for kind in {*sent, *seen}:
+                assert 0 <= seen[kind] - sent.get(kind, 0) <= 8, (stage, kind)  # a flag or two: has anything overflown?
+
+
+def of_one_kind(mesh: Any) -> Any:
+    net = nn.parallel.DistributedDataParallel(Net())
+    return net, torch.randn(BATCH, WIDTH), adamw(net)

@@ -87,6 +87,7 @@ def ranks_in(group: Any) -> tuple[int, ...]:
 _assign: Any = take("torch.distributed:_compute_bucket_assignment_by_size", None)
 
 
-def buckets_of(tensors: list[torch.Tensor], limits: list[int]) -> int:
-    """Into how many buckets of these sizes DistributedDataParallel puts *tensors*; 1 where this torch does not say."""
-    return 1 if _assign is None else len(_assign(tensors, limits)[0])
+def buckets_of(tensors: list[torch.Tensor], limits: list[int]) -> list[int]:
+    """Bytes of each bucket of these sizes for *tensors* of DistributedDataParallel; one where torch does not say."""
+    buckets = [range(len(tensors))] if _assign is None else _assign(tensors, limits)[0]
+    return [sum(tensors[place].nbytes for place in places) for places in buckets]
