@@ -100,7 +100,7 @@ def stages_with(rank: int, mesh: Mapping[str, int]) -> range:
 
 def _peaks_in(
     dtypes: Sequence[str], given: float | Mapping[str, float] | None, tables: Sequence[Mapping[str, float]]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """The peak of each dtype: the *given* one, else the greatest of *tables*; those that are known."""
     own = given if isinstance(given, Mapping) else dict.fromkeys(dtypes, given)
     found = {dtype: own.get(dtype) or max(one.get(dtype, 0.0) for one in tables) for dtype in dtypes}
@@ -109,7 +109,7 @@ def _peaks_in(
 
 def _floors(
     record: FlopRecord, peaks: Mapping[str, float], bandwidth: float, rows: Sequence[tuple[str, PlannedCollective]]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """The least seconds of a step by the names that a plan has for them, those alone whose figures are known.
 
     FLOPs are those that kernels execute, whatever a mask lets a count leave out: no share of a peak passes 1. Different
@@ -119,7 +119,7 @@ def _floors(
     for link, row in rows:
         by_link[link] += row.floor_sec or 0.0
     is_known = all(row.floor_sec is not None for _, row in rows)
-    found = {"communication_sec": math.fsum(by_link.values())} if is_known else {}
+    found: dict[str, Any] = {"communication_sec": math.fsum(by_link.values())} if is_known else {}
     computing = [cell for cell in record.cells if cell.flops]  # a GPU's kernels, or a compiler's, may do the rest too
     if not all(cell.dtype in peaks for cell in computing):
         return found

@@ -84,7 +84,7 @@ def checkpointed(mesh: Any) -> Any:
     net = Net()
     for place, block in enumerate(net.blocks):
         # A checkpoint keeps the host's random state otherwise, of 5 KB.
-        net.blocks[place] = checkpoint_wrapper(block, preserve_rng_state=False)  # type: ignore[no-untyped-call]
+        net.blocks[place] = checkpoint_wrapper(block, preserve_rng_state=False)
     return fully_sharded(mesh, net)
 
 
@@ -210,13 +210,14 @@ class Attention(nn.Module):
 
     def sent(self, x: torch.Tensor, cut: int, joined: int) -> torch.Tensor:
         parts = torch.stack(x.chunk(self.ranks, cut))
-        sent = all_to_all_single_autograd(parts.flatten(0, 1), None, None, self.group)
+        sent: Any = all_to_all_single_autograd(parts.flatten(0, 1), None, None, self.group)
         return torch.cat([*sent.unflatten(0, (self.ranks, -1))], joined)
 
 
 def reduced(parameters: Iterable[nn.Parameter], mesh: Any) -> None:
     """Their gradients are added up over the ranks as they are made."""
     group = mesh.get_group()
+    one: Any
     for one in parameters:
         one.register_post_accumulate_grad_hook(lambda one: distributed.all_reduce(one.grad, group=group))
 
@@ -241,7 +242,7 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         share = self.router(x).softmax(-1).amax(-1, keepdim=True)
-        came = all_to_all_single_autograd(x * share, None, None, self.group)
+        came: Any = all_to_all_single_autograd(x * share, None, None, self.group)
         by_expert = came.unflatten(0, (self.ranks, len(self.own), -1)).unbind(1)
         pairs = zip(self.own, by_expert, strict=True)
         done = torch.stack([own(one.flatten(0, 1)).unflatten(0, one.shape[:2]) for own, one in pairs], 1)
