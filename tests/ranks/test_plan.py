@@ -67,11 +67,9 @@ def test_a_plan_is_what_real_ranks_do(jobs: list[str], tmp_path: Path) -> None:
             names = {name: name.split(".")[1].lstrip("_") for name in real["collectives"]}
             assert planned == {KINDS[names[name]]: found for name, found in real["collectives"].items()}, job
             assert plan.memory is not None
-            # A rank of gloo may hold what it sends for longer; what Python makes tensors of are a few bytes.
-            more, sent = real["peak"] - plan.memory.peak_bytes, sum(row.bytes for row in plan.collectives)
-            shards = any(row.kind == "reduce_scatter" for row in plan.collectives)
             if job != "in_bfloat16":  # whose products take memory inside of the CPU's kernel
-                assert 0 <= more <= (plan.memory.peak_bytes // 100 if shards else sent) + 16, job
+                more = real["peak"] - plan.memory.peak_bytes
+                assert 0 <= more <= 16, (job, rank, more)  # what Python makes tensors of are a few bytes
 
 
 def layer(inputs: int, outputs: int) -> int:
