@@ -9,6 +9,7 @@ import gc
 import json
 import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -293,6 +294,7 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(one.__name__ in ("DTensor", "AsyncCollectiveTensor") for one in types):
             return NotImplemented
         out = func(*args, **(kwargs or {}))
+        time.sleep(0.001)  # in which gloo's threads let go of what they have sent
         name = str(func)
         if "c10d" in name and "wait" not in name and "wrap" not in name:
             self.calls[name] += 1
@@ -311,10 +313,14 @@ def flat(value: Any) -> Iterable[torch.Tensor]:
 def risen(step: Callable[[], None]) -> int:
     """By how much memory rises in a step at most, by the CPU allocator's events.
 
-    Without the copies that gloo makes of messages: it holds them until they are sent, longer on a busy machine.
+    Without the copies that gloo makes of messages, which its threads hold, and of some steps the least: they hold
+    messages themselves, too, longer on a busy machine.
     """
     gc.collect()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler,
+        Seen(),
+    ):
         step()
     results: Any = profiler.profiler
     held = peak = 0
@@ -362,7 +368,7 @@ def account(job: str) -> dict[str, Any]:
     if isinstance(net, nn.parallel.DistributedDataParallel):
         held += local  # its buckets
     return {
-        "peak": sum(one.nbytes for one in (*local, *held)) + risen(step),
+        "peak": sum(one.nbytes for one in (*local, *held)) + min(risen(step) for _ in range(4)),
         "flops": counter.get_total_flops(),
         "local_params": sum(math.prod(one.shape) for one in local),
         "collectives": {name: [calls, seen.bytes[name]] for name, calls in sorted(seen.calls.items())},
