@@ -194,8 +194,7 @@ def set_flag_of_modes() -> None:
     if depth():
         _C.push(_C.pop(None))
     else:
-        _C.push(_NOOP_MODE)
-        _C.pop(None)
+        _C.pop(_C.push(_NOOP_MODE))  # to push returns None; in one line, so that Ctrl-C leaves nothing pushed
 
 
 #: Torch's guard of an inference mode. It sets the flag at its end to what it was at its begin.
