@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from copy import copy
 from itertools import count
 from typing import Any
 
@@ -108,7 +109,7 @@ class TensorLives:
         if self.has_unseen or resized or not self._lives:
             return None
         return StepTensors(
-            lives=self._lives,
+            lives=list(map(copy, self._lives)),  # what is freed from here on, on whatever thread, is none of the step's
             before_forward=self._before_forward,
             flops=flops,
             batch_size=batch_size,

@@ -208,6 +208,21 @@ def test_the_batch_that_fits_is_what_a_followed_step_has_room_for() -> None:
         assert 0.9 * available <= build_memory_report(again).peak_bytes <= available
 
 
+def test_what_is_freed_after_the_step_does_not_reach_its_account() -> None:
+    """Which another thread may be reading."""
+    model = nn.Linear(8, 8)
+    watch = MemoryWatch(model, read=Allocator(0, 0).read, on_device=False)
+    with FlopCounter(model, lives=watch):
+        watch.enter("forward")
+        kept = model(torch.randn(4, 8))
+        watch.leave()
+        tensors = watch.tensors(optimizers=(), step=STEP, samples=4)
+    assert tensors is not None
+    before = [(life.born, life.died) for life in tensors.lives]
+    del kept
+    assert [(life.born, life.died) for life in tensors.lives] == before
+
+
 def test_a_step_whose_storages_change_their_sizes_has_no_account() -> None:
     """As FSDP's do, which torch.ops do not show."""
     model = nn.Linear(8, 8)
