@@ -146,7 +146,7 @@ def page(records: Sequence[dict[str, Any]]) -> list[str]:
     columns = [f"{which}: {word}" for which in _PASSES for word in words]
     falsely = [f"{which}: false first advice" for which in _PASSES]
     tables = [*table(["program", "rule", "names", *columns], planted), "", *table(["clean program", *falsely], clean)]
-    return [*described(__doc__, "torch"), *tables, "", *_clocks(by), "", *_sums(by), *gates()]
+    return [*described(__doc__, "torch"), *tables, "", *_clocks(by), *_sums(by), *gates()]
 
 
 def _clocks(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
@@ -159,16 +159,19 @@ def _clocks(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
         "within five points",
         "rest, us a sample",
     ]
-    rows = []
+    rows, near = [], {which: list[bool]() for which in _PASSES}
     for (which, name), records in by.items():
         found = [one for one in records if one.get("by_lines") is not None and one.get("by_clocks")]
         close = [abs(one["by_lines"] - one["by_clocks"]) <= _POINTS for one in found]
+        near[which] += close
         rest = [one["seconds"] * (1.0 - one["by_clocks"]) for one in found]
         if found:
             shares = [_percent([one[by_what] for one in found]) for by_what in ("by_lines", "by_clocks")]
             times = " -> ".join(_micros(sec) for sec in (rest, [one["obeyed"] for one in found]))
             rows.append([name, which, *shares, _of(close), times])
     yield from table(head, rows)
+    yield ""
+    yield from (f"- {which}: within five points in {_of(close)} runs." for which, close in near.items() if close)
 
 
 def _micros(seconds: Sequence[float]) -> str:

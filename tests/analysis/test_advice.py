@@ -174,9 +174,9 @@ def waits(wait_sec: float, *, step_sec: float = 0.1, batches: float = 1, **measu
     ("evidence", "rule", "workers"),
     [
         pytest.param(waits(0.005, cores=4), None, 0, id="at the limit"),
-        # Six batches' fetches would take 0.6 of 5.59 ms though each batch came whole: 4.99 are under the limit of 5.
-        pytest.param(waits(0.00559, batches=6, cores=4), None, 0, id="a fetch of whole batches has a price"),
-        pytest.param(waits(0.00561, batches=6, cores=4), "data_wait_short", 0, id="under a millisecond a batch"),
+        # Six batches' fetches would take 0.3 of 5.29 ms though each batch came whole: 4.99 are under the limit of 5.
+        pytest.param(waits(0.00529, batches=6, cores=4), None, 0, id="a fetch of whole batches has a price"),
+        pytest.param(waits(0.00531, batches=6, cores=4), "data_wait_short", 0, id="under a millisecond a batch"),
         # Of 100 ms 12 wait for 24 batches: 0.5 ms each, of which a framework's fetcher leaves 0.3.
         pytest.param(waits(0.012, batches=24, cores=4, fetch_sec=0.0003), None, 0, id="a framework fetches"),
         pytest.param(waits(0.012, batches=24, cores=4), "data_wait_short", 0, id="a plain loader"),
