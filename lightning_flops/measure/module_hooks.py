@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -121,13 +121,11 @@ def hear_modules(
     around_compilations(undo, _modules.take_down, _modules.put_up)
 
 
-OnStep = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]  #: Gets an optimizer and the arguments of its step.
-
-
-def hear_steps(undo: Undo, begins: OnStep, ends: OnStep, *, failed: Failed) -> None:
+def hear_steps(undo: Undo, begins: Callable[..., None], ends: Callable[..., None], *, failed: Failed) -> None:
     """Calls *begins* before every step of every optimizer, and *ends* after it, if it has returned, until *undo*.
 
-    *failed* gets what these two raised. Torch calls twice if a subclass's step calls its parent's.
+    They get the optimizer, and the arguments of its step as a tuple and as a dict. *failed* gets what these two raised.
+    Torch calls twice if a subclass's step calls its parent's.
     """
     _steps.hear(undo, begins, ends, failed)
 

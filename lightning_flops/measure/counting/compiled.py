@@ -97,10 +97,6 @@ class _Call(NamedTuple):
     arguments: str  #: As written, in brackets.
     repeats: bool
 
-    def names(self) -> list[str]:
-        """What its arguments speak of."""
-        return _NAME.findall(self.arguments)
-
 
 class _Graph(NamedTuple):
     inputs: list[tuple[str, str, str]]  #: The name of each with its size, or its shape, as written.
@@ -203,7 +199,9 @@ def _products(
         kind = lookup(function).kind
         called = []
         if not isinstance(function, OpOverload):
-            called = [inner[graph.named[name]] for name in call.names() if graph.named.get(name) in inner]
+            called = [
+                inner[graph.named[name]] for name in _NAME.findall(call.arguments) if graph.named.get(name) in inner
+            ]
         if kind == "formula" or (kind == "unknown" and not isinstance(function, OpOverload) and not called):
             args, kwargs = eval(f"_arguments{call.arguments}", {}, values)
             on_cuda = graph.values.get(call.name, ("",))[-1] == "cuda"
