@@ -114,13 +114,12 @@ class Recorder:
         counted: Callable[[CountedStep], None] = lambda step: None,
         may_time: Callable[[int], bool] = lambda steps_done: True,
     ) -> None:
-        self._root, self._whole, self._new_counter = root, whole, new_counter
+        self._root, self._whole, self._new_counter, self._memory = root, whole, new_counter, memory
         self._timing_steps, self._timer = timing_steps, None if clock is None else PhaseTimer(clock)
         self._notes, self._tell_counted, self._may_time = notes, counted, may_time
         self._traces = tracing or TraceCycles(StepTracer(root, device=device("cpu")), TraceSchedule(), asked=False)
         self._lines = LineSampler(asked=False) if lines is None else lines
         self._plain_steps = timing_steps // 2 if timing_steps >= _LEAST_HALVED else 0
-        self._memory = memory
         self._settle_steps = min(settle_steps, timing_steps)
         self.state = Phase.WAITING
         self.parts: Parts | None = None  # takes the parts of the running step; None: nothing asks for them

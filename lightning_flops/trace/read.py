@@ -174,9 +174,7 @@ class Columns:
             self._add_marks([event for event in events if event.ph != "X"])
         kinds = bytes(map(_kind_of, [span.cat for span in spans]))
         if _FOREIGN in kinds:
-            ours = [kind != _FOREIGN for kind in kinds]
-            self._foreign.update((one.cat or "", one.pid) for one, own in zip(spans, ours, strict=True) if not own)
-            spans, kinds = [*compress(spans, ours)], bytes(compress(kinds, ours))
+            spans, kinds = self._without_foreign(spans, kinds)
         times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
         self._parts["start_ns"] += times[: len(spans)].tobytes()
         self._parts["duration_ns"] += times[len(spans) :].tobytes()
@@ -189,6 +187,12 @@ class Columns:
         if 0 in of_device["occupancy_percent"]:
             self._note_occupancy(given)
         self._parts["kind"] += kinds
+
+    def _without_foreign(self, spans: Sequence[Any], kinds: bytes) -> tuple[list[Any], bytes]:
+        """Those of *spans* that torch wrote, and their kinds."""
+        ours = [kind != _FOREIGN for kind in kinds]
+        self._foreign.update((one.cat or "", one.pid) for one, own in zip(spans, ours, strict=True) if not own)
+        return [*compress(spans, ours)], bytes(compress(kinds, ours))
 
     def _note_occupancy(self, given: Sequence[Any]) -> None:
         """Keep what the occupancy follows from of events whose own is 0 for their much shared memory."""
