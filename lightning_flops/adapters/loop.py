@@ -253,14 +253,14 @@ class LoopAdapter(PhasedAdapter):
         """A model is called."""
         steps, run, inside = self._steps, self.run, self._steps.inside
         # A model inside another one, a recomputation, or in what the loop leaves out.
-        if inside.forwards or inside.backwards or inside.fetches or inside.left_out:
+        if inside.forwards + inside.backwards + inside.fetches + inside.left_out > 0:
             inside.forwards += 1
             return
         computed, grads = steps.step.computed, torch.is_grad_enabled()
         given = self._given(args, kwargs)
         shapes = tensor_shapes(given)
         rows = self._fetches.sizes[0] if shapes == self._fetches.shapes else samples_in(shapes)
-        same = grads and self._is_same(given)
+        same = self._is_same(given, grads=grads)
         part = steps.forward_begins(id(module), rows, grads=grads, training=module.training, same=same)
         is_first = not computed or steps.ended is not None
         if steps.ended is not None or steps.away is not bool(run.between):
@@ -288,10 +288,10 @@ class LoopAdapter(PhasedAdapter):
         """The model, as in its first forward, with tensors of the shapes that the running step's latest one had."""
         return in_shapes(self._known.call, self._running.latest)
 
-    def _is_same(self, given: Any) -> bool:
-        """Whether the first tensor in *given* is one that a forward of this step had."""
+    def _is_same(self, given: Any, *, grads: bool) -> bool:
+        """Whether the first tensor in *given* is one that a forward of this step with gradients had."""
         first = given if isinstance(given, torch.Tensor) else first_tensor(given)
-        if first is None:
+        if first is None or not grads:
             return False
         for one in self._running.inputs:
             if one() is first:

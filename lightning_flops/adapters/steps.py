@@ -39,6 +39,16 @@ class _Fetched:
     left: int = 0  # rows that nothing was trained on so far
     looker: Hashable = None  # model that was called with as many rows, without gradients, before anything trained
 
+    def use(self, rows: int | None, got: int) -> int | None:
+        """Its rows that a forward on *rows* is on, of which that has *got* some from another batch."""
+        if self.parts == rows != self.rows:  # its parts were samples
+            self.rows, self.parts = rows, 1
+        used = self.rows
+        if rows is not None:
+            used = rows if used is None else min(used, rows - got)
+        self.left = 0 if self.rows is None or used is None else self.rows - used
+        return used
+
 
 @dataclass(slots=True)
 class _Step:
@@ -248,10 +258,10 @@ class Steps:
             return True
         if self._take(rows, model, micro_step=starts):
             return starts
-        if now is not None and step.evaluated == [rows]:  # what seemed to be for an evaluation was for this
-            step.why = _DOUBTFUL
         if step.is_fetched:
-            if starts and now is not None and now.rows is None:
+            if step.evaluated == [rows]:  # what seemed to be for an evaluation may have been for this
+                step.why = _DOUBTFUL
+            elif starts and now is not None and now.rows is None:
                 step.why = "a batch of unknown size was trained in several forwards"
             return False
         if not step.rows:
@@ -275,12 +285,7 @@ class Steps:
             self._waiting.remove(one)
             self.known.feeders |= {one.source, one.loader}
             step.sources.add(one.source)
-            if one.parts == rows != one.rows:  # its parts were samples
-                one.rows, one.parts = rows, 1
-            used = one.rows
-            if rows is not None:
-                used = rows if used is None else min(used, rows - got)
-            one.left = 0 if one.rows is None or used is None else one.rows - used
+            used = one.use(rows, got)
             step.add(used, micro_step=micro_step)
             micro_step = False  # what follows is of the same one
             if self._rest:  # of the batches before

@@ -133,7 +133,7 @@ the same, in training mode                  | u   | (V6 m6- m8 b u)3            
 the same, the loader at its end             | u   | (V6 m6e- V. m8 b u)3                                | 8/1x3 S1 O2 D1
 the same, of like rows                      | u   | (V8 m8e- V. m8 b u)3                                | 8/1x3 S1 O2 D1
 rollouts of a fetched batch, trained in pieces | u | (F8 m8e- m4 b u m4 b u)3                            | 4/1x6 S3 D3
-an epoch that begins in evaluation mode     | u   | (F8 m8 b u V6e- m6e- V.e- F'8e m8 b u F'8 m8 b u)2  | 8/1x6 O2
+an epoch that begins in evaluation mode     | u   | (F8 m8 b u V8e- m8e- V.e- F'8e m8 b u F'8 m8 b u)2  | 8/1x6 O2
 LBFGS                                       | u   | (F8 u( m8 b m8 b m8 b ))3                           | 8/1x3
 LBFGS on a batch in pieces                  | u   | (F8 u( m4 b m4 b m4 b m4 b ))3                      | 8/2x3
 LBFGS without a loader                      | u   | (u( m8 b m8 b m8 b ))3                              | 8/1x3
@@ -183,7 +183,6 @@ tasks of five shots, no loader              | u   | (m5 a m5 a m15 b u)3        
 a part of what it was evaluated on          | u   | (V6 m6e- m4 b u)3                                   |  4/1 6/1x2 S3
 pseudo-labels of its own, fetched first     | u   | (E12 m12- F8 m8 m12 b u)3                           | ?/1x3 S1 O2
 pseudo-labels of its own, joined            | u   | (E12 m12- F8 m20 b u)3                              | ?/1x3 S1 O2
-an epoch begun so, a batch like its own: n/a | u | (F8 m8 b u V8e- m8e- V.e- F'8e m8 b u F'8 m8 b u)2 | 8/1 ?/1 8/1x4 O2
 two views, a batch like them evaluated      | u   | (F8 m8 m8 b u V8 m8e-)3                             | 8/1 ?/1x2 O3
 """  # What is said of loops that no rule can tell apart from others; docs/loops.md has the remedies.
 
