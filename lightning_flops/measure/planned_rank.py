@@ -57,8 +57,8 @@ _INSTEAD = {  # by what stands in an error's traceback
         "It depends on data; where that is a routing, give each expert an even share of the tokens"
     ),
     "flash_attention_for_cpu.*sharding strategy": (
-        "Torch cuts attention along a sequence in kernels of GPUs alone; gather keys and values over the dimension "
-        "(all_gather_tensor_autograd)"
+        "Torch cuts attention along a sequence in kernels of GPUs alone; gather keys and values over the dimension, by "
+        "a collective that has a gradient"
     ),
     "register_comm_hook": "A communication hook is not planned: without one, gradients are sent in their own dtype",
 }

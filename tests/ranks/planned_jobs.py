@@ -310,30 +310,25 @@ def flat(value: Any) -> Iterable[torch.Tensor]:
             yield from flat(one)
 
 
-def risen(step: Callable[[], None]) -> int:
-    """By how much memory rises in a step at most, by the CPU allocator's events.
+def risen(step: Callable[[], None]) -> tuple[int, int]:
+    """By how much memory rises in a step at most, by the CPU allocator's events, without and with what gloo allocates.
 
-    Without the copies that gloo makes of messages, which its threads hold, and of some steps the least: they hold
-    messages themselves, too, longer on a busy machine.
+    That is copies of messages, which its threads hold until they are sent, and some of what is received.
     """
     gc.collect()
-    with (
-        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler,
-        Seen(),
-    ):
+    processor = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[processor], profile_memory=True) as profiler, Seen():
         step()
     results: Any = profiler.profiler
-    held = peak = 0
-    copies = set[int]()
-    for _, place, size, of_gloo in sorted(allocations(results.kineto_results.experimental_event_tree())):
-        if of_gloo and size > 0:
-            copies.add(place)
-        elif place in copies:
-            copies.remove(place)
-        else:
-            held += size
-            peak = max(peak, held)
-    return peak
+    held, peaks, of_gloo = [0, 0], [0, 0], set[int]()
+    for _, place, size, by_gloo in sorted(allocations(results.kineto_results.experimental_event_tree())):
+        if by_gloo and size > 0:
+            of_gloo.add(place)
+        held = [held[0] if place in of_gloo else held[0] + size, held[1] + size]
+        if size < 0:
+            of_gloo.discard(place)
+        peaks = list(map(max, peaks, held))
+    return peaks[0], peaks[1]
 
 
 def allocations(events: Iterable[Any], *, of_gloo: bool = False) -> Iterable[tuple[int, int, int, bool]]:
@@ -367,8 +362,9 @@ def account(job: str) -> dict[str, Any]:
     held = [one.to_local() if hasattr(one, "to_local") else one for one in (*net.buffers(), *states, batch)]
     if isinstance(net, nn.parallel.DistributedDataParallel):
         held += local  # its buckets
+    there, risings = sum(one.nbytes for one in (*local, *held)), [risen(step) for _ in range(4)]
     return {
-        "peak": sum(one.nbytes for one in (*local, *held)) + min(risen(step) for _ in range(4)),
+        "peaks": [there + min(some) for some in zip(*risings, strict=True)],
         "flops": counter.get_total_flops(),
         "local_params": sum(math.prod(one.shape) for one in local),
         "collectives": {name: [calls, seen.bytes[name]] for name, calls in sorted(seen.calls.items())},

@@ -52,6 +52,8 @@ FIRST = ("tensor_parallel", "fully_sharded")
 BY_RANKS = [[job for job, (_, mesh) in JOBS.items() if math.prod(mesh.values()) == ranks] for ranks in (2, 4)]
 
 
+@pytest.mark.filterwarnings("ignore:.*all_gather_tensor_autograd")  # has another name in the latest torch
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # as FSDP of the first kind does
 @pytest.mark.parametrize("jobs", [FIRST, *(pytest.param(jobs, marks=pytest.mark.slow) for jobs in BY_RANKS)])
 def test_a_plan_is_what_real_ranks_do(jobs: list[str], tmp_path: Path) -> None:
     ranks = math.prod(JOBS[jobs[0]][1].values())
@@ -68,8 +70,8 @@ def test_a_plan_is_what_real_ranks_do(jobs: list[str], tmp_path: Path) -> None:
             assert planned == {KINDS[names[name]]: found for name, found in real["collectives"].items()}, job
             assert plan.memory is not None
             if job != "in_bfloat16":  # whose products take memory inside of the CPU's kernel
-                more = real["peak"] - plan.memory.peak_bytes
-                assert 0 <= more <= 16, (job, rank, more)  # what Python makes tensors of are a few bytes
+                least, most = real["peaks"]  # what Python makes tensors of are a few bytes
+                assert least - 32 <= plan.memory.peak_bytes <= most, (job, rank, plan.memory.peak_bytes)
 
 
 def layer(inputs: int, outputs: int) -> int:
