@@ -362,7 +362,10 @@ def account(job: str) -> dict[str, Any]:
     held = [one.to_local() if hasattr(one, "to_local") else one for one in (*net.buffers(), *states, batch)]
     if isinstance(net, nn.parallel.DistributedDataParallel):
         held += local  # its buckets
-    there, risings = sum(one.nbytes for one in (*local, *held)), [risen(step) for _ in range(4)]
+    there = sum(one.untyped_storage().nbytes() for one in (*local, *held))  # what is padded, too
+    risings = [
+        risen(step) for _ in range(10)
+    ]  # the least of them, as gloo holds what it sends, longer on a busy machine
     return {
         "peaks": [there + min(some) for some in zip(*risings, strict=True)],
         "flops": counter.get_total_flops(),

@@ -70,8 +70,8 @@ def test_a_plan_is_what_real_ranks_do(jobs: list[str], tmp_path: Path) -> None:
             assert planned == {KINDS[names[name]]: found for name, found in real["collectives"].items()}, job
             assert plan.memory is not None
             if job != "in_bfloat16":  # whose products take memory inside of the CPU's kernel
-                least, most = real["peaks"]  # what Python makes tensors of are a few bytes
-                assert least - 32 <= plan.memory.peak_bytes <= most, (job, rank, plan.memory.peak_bytes)
+                (least, most), planned_peak = real["peaks"], plan.memory.peak_bytes
+                assert 0.99 * least <= planned_peak <= most, (job, rank, least, planned_peak, most)
 
 
 def layer(inputs: int, outputs: int) -> int:
