@@ -50,12 +50,9 @@ def build_plan(
     where all ranks of a group are among the *node_size* of one node. *price* is of a device hour. *stages* are all
     those of the pipeline of the rank, which take so many *microbatches* in a step.
     """
-    record, known = planned.flops, devices_called(device)
-    several = f" (of {len(known)} devices of this name the greatest figures)" if len(known) > 1 else ""
-    of_memory = [row.memory_bytes_per_sec or 0.0 for row in known]
-    bandwidth = memory_bytes_per_sec or max(of_memory, default=measured.get(COPY)) or None
+    record = planned.flops
     dtypes = sorted({cell.dtype for cell in record.cells if cell.flops})
-    peaks = _peaks_in(dtypes, peak_flops_per_sec, [measured, *(row.peaks for row in known)])
+    name, peaks, bandwidth = _figures(device, dtypes, peak_flops_per_sec, memory_bytes_per_sec, measured)
     rows = [_collective(planned.mesh, one, sizes, links, node_size) for one, sizes in planned.collectives.items()]
     floors = _floors(record, peaks, bandwidth or math.inf, rows)
     missing = ", ".join(dtype for dtype in dtypes if dtype not in peaks)
@@ -74,7 +71,7 @@ def build_plan(
         local_params=planned.local_params,
         memory=build_memory_report(planned.tensors) if planned.tensors else None,
         collectives=tuple(sorted((row for _, row in rows), key=lambda row: -row.bytes)),
-        device=f"{device}{several}",
+        device=name,
         peaks_flops_per_sec=peaks,
         memory_bytes_per_sec=bandwidth,
         **floors,
@@ -98,13 +95,22 @@ def stages_with(rank: int, mesh: Mapping[str, int]) -> range:
     return range(first, first + mesh["pp"] * apart, apart)
 
 
-def _peaks_in(
-    dtypes: Sequence[str], given: float | Mapping[str, float] | None, tables: Sequence[Mapping[str, float]]
-) -> dict[str, Any]:
-    """The peak of each dtype: the *given* one, else the greatest of *tables*; those that are known."""
+def _figures(
+    device: str,
+    dtypes: Sequence[str],
+    given: float | Mapping[str, float] | None,
+    bandwidth: float | None,
+    measured: Mapping[str, float],
+) -> tuple[str, dict[str, float], float | None]:
+    """What *device* is called, its known peaks, and its memory's *bandwidth*: those given, else the greatest."""
+    known = devices_called(device)
+    several = f" (of {len(known)} devices of this name the greatest figures)" if len(known) > 1 else ""
+    of_memory = [row.memory_bytes_per_sec or 0.0 for row in known]
+    tables = [measured, *(row.peaks for row in known)]
     own = given if isinstance(given, Mapping) else dict.fromkeys(dtypes, given)
     found = {dtype: own.get(dtype) or max(one.get(dtype, 0.0) for one in tables) for dtype in dtypes}
-    return {dtype: peak for dtype, peak in found.items() if peak}
+    peaks = {dtype: peak for dtype, peak in found.items() if peak}
+    return f"{device}{several}", peaks, bandwidth or max(of_memory, default=measured.get(COPY)) or None
 
 
 def _floors(
@@ -143,8 +149,9 @@ def _collective(
     between = "nvlink" if len({rank // node_size for rank in ranks}) == 1 else "net"
     link = min((dim for dim in dims if dim in links), key=links.__getitem__, default=between)
     seconds = _ring_share(kind, len(ranks)) * total / links[link] if link in links else None
-    given: dict[str, Any] = {"kind": kind, "dim": "+".join(dims), "size": len(ranks), "floor_sec": seconds}
-    return link, PlannedCollective(**given, calls=len(sizes), bytes=total)
+    return link, PlannedCollective(
+        kind=kind, dim="+".join(dims), size=len(ranks), calls=len(sizes), bytes=total, floor_sec=seconds
+    )
 
 
 def _dims(ranks: tuple[int, ...], mesh: Mapping[str, int]) -> list[str]:
