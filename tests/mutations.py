@@ -114,15 +114,15 @@ MUTATIONS = (
     ),
     Mutation(
         "analysis/memory.py",
-        "(total := sum(held.values())) > peak",
-        "(total := sum(held.values())) >= peak",
+        "int(held.argmax())",
+        "len(held) - 1 - int(held[::-1].argmax())",
         "measure/test_predicted_memory.py",
         "of moments that hold equally much either may be named",
     ),
     Mutation(
         "analysis/memory.py",
-        "self._peak(low + 1)) if low",
-        "self._peak(low)) if low",
+        "self._peak(size + 1)",
+        "self._peak(size)",
         "measure/test_predicted_memory.py test_memory_command.py",
     ),
     Mutation(
@@ -211,8 +211,8 @@ MUTATIONS = (
     ),
     Mutation(
         "measure/counting/formulas/products.py",
-        "14 * m * n * n + 8",
-        "4 * m * n * n + 8",
+        "[(14, 1, 2), (8, 0, 3)]",
+        "[(4, 1, 2), (8, 0, 3)]",
         "measure/counting/test_formulas_estimates.py",
     ),
     Mutation(

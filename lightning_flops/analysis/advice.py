@@ -36,8 +36,11 @@ def unexplained_words(evidence: Evidence, thresholds: Mapping[str, float]) -> st
     part = max(found, key=found.__getitem__, default="")
     if found.get(part, 0.0) <= thresholds["part"]:
         return ""
-    rows = ", ".join(f"{row.where} ({percent(row.share)})" for row in evidence.rows.get(part, ())[:_NAMED])
-    return f"{part} takes {percent(found[part])} of the step, and no rule says why{rows and f': {rows}'}."
+    rows, says = evidence.rows.get(part, ()), f"{part} takes {percent(found[part])} of the step"
+    own = [f"{row.where} ({percent(row.share)})" for row in rows if not row.only_enters]
+    if rows and not own:
+        return f"{says}: work of what {rows[0].where} calls, and no other line of yours was seen in it."
+    return f"{says}, and no rule says why{': ' if own else ''}{', '.join(own[:_NAMED])}."
 
 
 def starved_words(evidence: Evidence, thresholds: Mapping[str, float]) -> str:

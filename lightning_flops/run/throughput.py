@@ -6,7 +6,7 @@ neither is what belongs to no step, such as a validation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from lightning_flops.measure.batches import BatchMeter
 from lightning_flops.measure.counting.flop_counter import CountedStep
 from lightning_flops.records import (
     NO_TOKENS,
+    UNKNOWN_TOKENS,
     BatchTokens,
     BatchTotals,
     Extremes,
@@ -31,6 +32,7 @@ from lightning_flops.run.adapter import Adapter
 from lightning_flops.schema.throughput import ThroughputSummary
 
 _MOST_STRETCHES = 64
+_MOST_APART = 64  # batches that are not added up yet: one by one it costs each step as much again
 
 Batch = tuple[Any, Shapes, BatchTokens | None]  # what the loop gave the model, its shapes, its tokens
 
@@ -40,23 +42,25 @@ def _extremes(value: float | None, *, of: int = 1) -> Extremes | None:
     return None if value is None else Extremes(of, value, value / of, value / of)
 
 
-def _both(one: Extremes | None, other: Extremes | None) -> Extremes | None:
-    """The extremes of the values of *one* and of the *other*, if there are any."""
-    if one is None or other is None:
-        return one or other
-    least, greatest = min(one.least, other.least), max(one.greatest, other.greatest)
-    return Extremes(one.number + other.number, one.total + other.total, least, greatest)
+def _of_all(values: Iterable[Extremes | None]) -> Extremes | None:
+    """The extremes of all these values, if any are known."""
+    known = [one for one in values if one is not None]
+    if not known:
+        return None
+    numbers, totals, least, greatest = zip(*known, strict=True)
+    return Extremes(sum(numbers), sum(totals), min(least), max(greatest))
 
 
-def _together(one: BatchTotals, other: BatchTotals) -> BatchTotals:
-    """The batches of *one* and of the *other*, without stretches."""
+def _together(totals: Sequence[BatchTotals]) -> BatchTotals:
+    """The batches of all of them, without stretches."""
+    samples = [one.samples for one in totals]
     return BatchTotals(
-        batches=one.batches + other.batches,
-        seconds=_both(one.seconds, other.seconds),
-        reader_sec=_both(one.reader_sec, other.reader_sec),
-        samples=None if one.samples is None or other.samples is None else one.samples + other.samples,
-        samples_per_sec=_both(one.samples_per_sec, other.samples_per_sec),
-        tokens=one.tokens.plus(other.tokens),
+        batches=sum(one.batches for one in totals),
+        seconds=_of_all(one.seconds for one in totals),
+        reader_sec=_of_all(one.reader_sec for one in totals),
+        samples=None if None in samples else sum(one or 0 for one in samples),
+        samples_per_sec=_of_all(one.samples_per_sec for one in totals),
+        tokens=NO_TOKENS.plus(*(one.tokens for one in totals)),
     )
 
 
@@ -97,7 +101,7 @@ class Monitor:
     _fetches: int = 0  # depth of the running ones
     _fetch_since: float | None = None
     _outside_since: float | None = None
-    _reading: BatchTotals = field(default_factory=BatchTotals)  # batches since the last one
+    _reading: list[BatchTotals] = field(default_factory=list)  # batches since the last one, many of them added up
     _read: BatchTotals = field(default_factory=BatchTotals)  # those before
     _profiled_tokens: BatchTokens = NO_TOKENS
     _stretches: Stretches = field(default_factory=Stretches)
@@ -162,9 +166,11 @@ class Monitor:
                 reader_sec=_extremes(wait, of=batches),
                 samples=samples,
                 samples_per_sec=_extremes(rate),
-                tokens=NO_TOKENS.plus(tokens),
+                tokens=tokens or UNKNOWN_TOKENS,
             )
-            self._reading = _together(self._reading, these)
+            self._reading.append(these)
+            if len(self._reading) == _MOST_APART:
+                self._reading = [_together(self._reading)]
             for _ in range(batches):
                 self._stretches.add(seconds / batches, (wait or 0.0) / batches)
         seconds += self._step_sec
@@ -173,17 +179,17 @@ class Monitor:
 
     def read(self) -> BatchTotals:
         """The batches since the last reading; the next reading begins here."""
-        reading, self._read, self._reading = self._reading, self.totals(), BatchTotals()
+        reading, self._read, self._reading = _together(self._reading), self.totals(), []
         return reading
 
     def totals(self) -> BatchTotals:
         """All unprofiled batches of the run."""
-        return replace(_together(self._read, self._reading), stretches_sec=self._stretches.means())
+        return replace(_together([self._read, *self._reading]), stretches_sec=self._stretches.means())
 
     @property
     def all_tokens(self) -> BatchTokens:
         """Of every batch, profiled ones as well."""
-        return self._profiled_tokens.plus(self._read.tokens, self._reading.tokens)
+        return self._profiled_tokens.plus(self._read.tokens, *(one.tokens for one in self._reading))
 
 
 @dataclass(slots=True)

@@ -366,6 +366,15 @@ def test_a_large_part_that_no_rule_explains_is_named_with_its_lines() -> None:
     assert unexplained_words(Evidence(parts=parts, rows={"other": SAVES.rows}), ADVICE_THRESHOLDS) == (
         f"other takes 60.0% of the step, and no rule says why: {HOOK} train.py:3 (30.0%), {HOOK} train.py:4 (10.0%)."
     )
+    only_enters = [replace(row, only_enters=True) for row in SAVES.rows]
+    assert unexplained_words(Evidence(parts=parts, rows={"other": only_enters}), ADVICE_THRESHOLDS) == (
+        f"other takes 60.0% of the step: work of what {HOOK} train.py:3 calls, "
+        "and no other line of yours was seen in it."
+    )
+    beside = unexplained_words(
+        Evidence(parts=parts, rows={"other": [only_enters[0], SAVES.rows[1]]}), ADVICE_THRESHOLDS
+    )
+    assert beside.endswith(f"no rule says why: {HOOK} train.py:4 (10.0%).")
     assert unexplained_words(Evidence(parts=parts, causes={"line": (SAVES,)}), ADVICE_THRESHOLDS) == ""
     assert unexplained_words(Evidence(parts={"other": 0.25}), ADVICE_THRESHOLDS) == ""
     # The model's own work, and what has rules of its own
