@@ -449,7 +449,7 @@ class BatchTokens(NamedTuple):
         if self is UNKNOWN_TOKENS or None in others or UNKNOWN_TOKENS in others:
             return UNKNOWN_TOKENS
         columns = zip(self, *others, strict=True)
-        return BatchTokens._make([None if None in column else sum(one or 0 for one in column) for column in columns])
+        return BatchTokens._make([None if None in column else sum(filter(None, column)) for column in columns])
 
 
 NO_TOKENS = BatchTokens(0, 0, 0)

@@ -234,8 +234,11 @@ class Run:
     def _step_ends(self, seconds: float) -> None:
         self.throughput.step_ends(seconds, index=self.steps_done if self.window.is_open else None)
         self.steps_done += 1
-        if self.window.is_open and self.window.recorder.closed:
-            self._close_window()
+        if (window := self.window).is_open:
+            if window.ends_at is None and window.has_measured:
+                window.ends_at = self.adapter.x_axis(), self.adapter.logged_at()
+            if window.recorder.closed:
+                self._close_window()
 
     def log(self) -> None:
         """Give the loggers what the monitor has: the run logs its own metrics now."""
@@ -259,7 +262,8 @@ class Run:
         record = window.finish(self.adapter, context, self.notes, padding=padding)
         if record is not None:
             record = replace(record, timed_steps=self.throughput.predicted(record.timed_steps))
-            delivery.report(record, window, step=self.adapter.x_axis(), at=self.adapter.logged_at())
+            step, at = window.ends_at or (self.adapter.x_axis(), self.adapter.logged_at())
+            delivery.report(record, window, step=step, at=at)
         else:
             words = f"the {context.run_word} ended in the middle of {context.step_word} {window.step}"
             delivery.warn(f"nothing was profiled: {words}")

@@ -6,7 +6,7 @@ neither is what belongs to no step, such as a validation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -42,7 +42,7 @@ def _extremes(value: float | None, *, of: int = 1) -> Extremes | None:
     return None if value is None else Extremes(of, value, value / of, value / of)
 
 
-def _of_all(values: Iterable[Extremes | None]) -> Extremes | None:
+def _of_all(values: Sequence[Extremes | None]) -> Extremes | None:
     """The extremes of all these values, if any are known."""
     known = [one for one in values if one is not None]
     if not known:
@@ -55,11 +55,11 @@ def _together(totals: Sequence[BatchTotals]) -> BatchTotals:
     """The batches of all of them, without stretches."""
     samples = [one.samples for one in totals]
     return BatchTotals(
-        batches=sum(one.batches for one in totals),
-        seconds=_of_all(one.seconds for one in totals),
-        reader_sec=_of_all(one.reader_sec for one in totals),
-        samples=None if None in samples else sum(one or 0 for one in samples),
-        samples_per_sec=_of_all(one.samples_per_sec for one in totals),
+        batches=sum([one.batches for one in totals]),
+        seconds=_of_all([one.seconds for one in totals]),
+        reader_sec=_of_all([one.reader_sec for one in totals]),
+        samples=None if None in samples else sum(filter(None, samples)),
+        samples_per_sec=_of_all([one.samples_per_sec for one in totals]),
         tokens=NO_TOKENS.plus(*(one.tokens for one in totals)),
     )
 

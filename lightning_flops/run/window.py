@@ -38,11 +38,17 @@ class Window:
     scope: Undo | None = None  # of the running batch, if it is counted or traced
     marks: Undo | None = None  # of the parts of a step, where they are needed
     parts: Parts | None = None  # takes those of the running step; None: nothing asks for them
+    ends_at: tuple[int, int] | None = None  # where the run and its loggers were after the last step that is in a figure
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing of a step is measured, and nothing is in place for that."""
         return self.recorder.state is Phase.WAITING and self.marks is None
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether it is over, but for lines that are sampled: how many steps that takes depends on the machine."""
+        return self.recorder.sampling_lines or self.recorder.closed
 
     def open(self, *, steps_done: int) -> None:
         """The step that begins now is the one to count."""

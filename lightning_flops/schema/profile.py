@@ -49,7 +49,7 @@ class Profile(codec.Shown):
     VERSION = 12
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     profile_step: int  #: N: the counted step is the one that began after N steps of the fit.
-    report_step: int  #: The run's own x-axis value after the last step of its window.
+    report_step: int  #: The run's own x-axis value after the last step that is in a figure of it.
     context: RunContext  #: Where the profile was taken.
     settings: ReportSettings  #: What was asked for.
     #: How the run is set up, as far as it bears on speed: ``optimizer`` (its class, and how it updates), ``workers`` of

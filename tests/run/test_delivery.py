@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -167,6 +168,17 @@ def test_scalars_stand_at_the_last_step_of_the_window_whenever_the_report_is_rea
     # A function may be ``wandb.log``, which drops what is behind its latest step: it gets the run's own.
     ready_at = 100 + min(made_after + 1, 30)
     assert {step for tag, step in written if tag.startswith("flops_profiler/")} == {ready_at}
+
+
+@pytest.mark.lines
+@pytest.mark.timeout(300, method="thread")  # by itself pytest-timeout takes SIGALRM
+@pytest.mark.parametrize(("steps", "step_sec"), [(70, 0.0), (20, 0.07)])
+def test_scalars_stand_at_the_last_step_that_was_timed_however_many_more_have_their_lines_sampled(
+    steps: int, step_sec: float
+) -> None:
+    profile = profile_of(in_a_loop(steps, at=lambda profiler, done: time.sleep(step_sec), lines=True))
+    assert profile.lines is not None
+    assert profile.report_step == CLOSES_AFTER
 
 
 # ---- who reads waits
