@@ -23,6 +23,7 @@ from lightning_flops.errors import ConfigError
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.offline import VariedBatch, count_on_fake_tensors
 from lightning_flops.measure.fake_steps import FakeSteps
+from lightning_flops.measure.module_hooks import with_inner
 from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
@@ -247,7 +248,12 @@ def profile_training(
     )
     config = config_from(settings, owner="profile_training")
     engine = engine_in(model)  # made by the loop, by accelerate or by Fabric
-    optimizers = optimizers_in(optimizer) if engine is None else ()
+    optimizers = optimizers_in(optimizer)
+    if engine is not None:
+        own = set(map(id, with_inner(engine.optimizer)))
+        foreign = next((one for one in optimizers if own.isdisjoint(map(id, with_inner(one)))), None)
+        must = "optimizer must be the engine's own, which makes its updates, or be left out"
+        _require((must, foreign, foreign is None))
 
     def make(publish: Callable[[Profile], None]) -> tuple[LoopAdapter, Callable[[], None]]:
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)

@@ -22,12 +22,13 @@ from torch import nn
 
 from lightning_flops.adapters.deepspeed import adapter_of
 from lightning_flops.deepspeed import attach, install, uninstall
-from lightning_flops.errors import LightningFlopsError
+from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.pytorch import profile_training
 from lightning_flops.run import delivery
 from tests.deepspeed.engines import (
     BLOCK,
     SAMPLES,
+    WINDOW,
     config,
     engine_of,
     flops_of,
@@ -233,6 +234,23 @@ def a_loop_around_an_engine_says_how_often_and_where_throughput_is_written() -> 
 
     assert written_at() == [4, 8]
     assert written_at(log_every_n_steps=2, initial_step=500) == [502, 504, 506, 508, 510]
+
+
+@scenario()
+def an_optimizer_beside_an_engine_is_the_engines_own() -> None:
+    engine = engine_of(config(block=None))
+    other = torch.optim.SGD(nn.Linear(8, 2).parameters(), lr=0.1)
+    try:
+        profile_training(engine, other)
+    except ConfigError as error:
+        assert str(error).startswith("optimizer must be the engine's own, which makes its updates, or be left out, got")
+    else:
+        raise AssertionError("another optimizer was taken")
+    for own in (engine.optimizer, engine.basic_optimizer):
+        with profile_training(engine, own, **WINDOW, profile_step=1) as profiler:
+            train(engine, STEPS)
+        assert profiler.profile is not None
+        assert profiler.profile.flops.forward == FORWARD
 
 
 @scenario()
