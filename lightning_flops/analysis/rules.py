@@ -15,12 +15,14 @@ from lightning_flops.analysis.evidence import Evidence, kept_up_with, share_of_w
 from lightning_flops.analysis.names import pattern_of, straggler_action, straggler_evidence
 from lightning_flops.analysis.phases import rate, rate_of_rollout, scoring_gain
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
+from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.step import Advice
 from lightning_flops.units import percent, plain, si
 
 _PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profiler's pattern matcher", "this project"
 _NAMED = 3
 _MOSTLY = 0.5
+_LEAST_FREE = 0.1  # of the memory; the rest is for what no tensor is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,22 @@ def _of_memory(evidence: Evidence) -> Mapping[str, str]:
     size, fits = (None, None) if tensors is None else (tensors.batch_size, tensors.largest)
     room = size is not None and fits is not None and fits.size > size
     return {"room": f" (memory for a batch of {plain(fits.size)} instead of {plain(size)})" if room and fits else ""}
+
+
+def _recompute(evidence: Evidence) -> float | None:
+    """Its share of the step; None where the peak is above nine tenths of the memory."""
+    return None if _free_share(evidence.tensors) <= _LEAST_FREE else evidence.shares.get("recompute")
+
+
+def _free_share(tensors: MemoryReport | None) -> float:
+    """What no tensor takes of the memory at the peak; 1 where that is not known."""
+    known = tensors is not None and tensors.available_bytes
+    return 1.0 - tensors.peak_bytes / known if tensors is not None and known else 1.0
+
+
+def _words_of_free(evidence: Evidence) -> Mapping[str, str]:
+    free = _free_share(evidence.tensors)
+    return {"free": f"{percent(free)} of the memory is free at the peak" if free < 1.0 else "as far as memory is free"}
 
 
 def _line(rule: str, evidence: Evidence) -> Mapping[str, str]:
@@ -214,8 +232,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="recompute",
+        measured=_recompute,
+        threshold="more than {limit}, with more than a tenth of the memory free as far as that is known",
+        words=_words_of_free,
         fact="Repeating forwards for the backward (activation checkpointing) takes {measured} of the step, by FLOPs.",
-        remedy="Checkpoint fewer layers, as far as memory is free.",
+        remedy="Checkpoint fewer layers: {free}.",
         unless="where memory is full without it",
         ceiling="their share of the FLOPs, of forward and backward",
     ),

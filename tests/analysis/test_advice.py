@@ -352,6 +352,20 @@ def test_an_idle_device_is_told_of_the_batch_that_its_memory_holds(fits: int, wo
     assert words in only(Evidence(shares={"idle": 0.3}, tensors=report)).remedy
 
 
+@pytest.mark.parametrize(
+    ("available", "words"),
+    [(1000, "80.0% of the memory is free at the peak"), (None, "as far as memory is free"), (220, None)],
+)
+def test_fewer_layers_are_checkpointed_only_where_memory_is_free(available: int | None, words: str | None) -> None:
+    life = TensorLife(size=200, born=0, part="", module="", operator="", kind="parameters")
+    more: dict[str, Any] = {"before_forward": 0, "flops": PhaseFlops(), "batch_size": None, "notes": ()}
+    report = build_memory_report(StepTensors(lives=[life], available_bytes=available, **more))
+    evidence = Evidence(shares={"recompute": 0.3}, tensors=report)
+    assert rules(evidence) == ([] if words is None else ["recompute"])
+    if words is not None:
+        assert only(evidence).remedy == f"Checkpoint fewer layers: {words}."
+
+
 def test_a_starved_run_is_a_warning_and_no_cause() -> None:
     evidence = Evidence(shares={"starved": 0.3})
     assert rules(evidence) == []
