@@ -152,8 +152,9 @@ class LightningAdapter(PhasedAdapter):
         return run_context(self._trainer, self.facts.loop)
 
     def call(self) -> tuple[str, Any] | None:
-        """The training step, with the running batch."""
-        return ("training_step", self._batch[0]) if self._trains and self._batch[0] is not None else None
+        """The training step, with the running batch; None in manual optimization, where it updates the weights."""
+        batch = None if self._manual or not self._trains else self._batch[0]
+        return None if batch is None else ("training_step", batch)
 
     def optimizers(self) -> Iterable[Any] | None:
         """The Trainer's; none in a loop that does not train."""
@@ -266,6 +267,8 @@ class LightningAdapter(PhasedAdapter):
     def outside(self, what: str) -> None:
         """*what* begins between two batches, and belongs to no step, nor does what ran since the last batch."""
         self.run.tokens.fetched.clear()
+        if self.run.between == "checkpoint":  # it is over, as something else begins
+            self.run.between_steps("")
         self.run.between_steps(what, since_batch=True)
 
     def saves(self) -> None:

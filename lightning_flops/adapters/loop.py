@@ -329,7 +329,7 @@ class LoopAdapter(PhasedAdapter):
         """A model's forward is over, or has raised; in an optimizer's closure, the loss is still a part of it."""
         steps, step = self._steps, self._running
         steps.forward_ends()
-        is_inner = steps.inside.forwards or steps.inside.backwards or steps.inside.left_out
+        is_inner = steps.inside.forwards or steps.inside.backwards or steps.inside.left_out or steps.inside.fetches
         if output is None and not is_inner and step.micro_steps:  # it has raised: this was not computed
             last = step.micro_steps[-1]
             last.shapes = last.shapes[: len(last.shapes) - len(step.latest)]

@@ -48,8 +48,8 @@ def plan_job(
         at: sizes of the batch that the step has instead, as ``{"batch": 8, "sequence": 4096}``: by the first tensor's
             axes, 0 ``batch`` and 1 ``sequence``, of images 2 ``height`` and 3 ``width``; other tensors' axes go with
             them where they agree in place and size.
-        microbatches: of a pipeline, whose stages are the mesh's dimension ``pp``: *make* returns the rank's stage, and
-            of one microbatch what that stage takes, which requires gradients behind the first.
+        microbatches: required with a pipeline, whose stages are the mesh's dimension ``pp``: *make* returns the rank's
+            stage, and of one microbatch what that stage takes, which requires gradients behind the first.
         device: whose peaks and bandwidth the floor is by: a name as ``torch.cuda.get_device_name`` has it, or a short
             one, as ``H100``; what ``lightning-flops peak`` has measured here is known, too.
         peak_flops_per_sec: dense peak of the device, for all dtypes or by dtype; wins over what is known.
@@ -75,7 +75,8 @@ def plan_job(
     _require(_are_sizes((at or {}).values()), "at", "have an integer of at least 1 by name", at)
     _require(is_known, "device", "be one whose figures are known, as H100 or A100-SXM4-80GB", device)
     piped = _are_sizes([microbatches]) if "pp" in mesh else microbatches is None
-    _require(piped, "microbatches", "be an integer of at least 1 with a mesh that has pp, and no other", microbatches)
+    must = "be an integer of at least 1 where the mesh has a dimension pp, and be left out elsewhere"
+    _require(piped, "microbatches", must, microbatches)
     given: dict[str, Any] = {"at": at or {}, "microbatches": microbatches or 1}
     stages = stages_with(rank, mesh) if microbatches else [rank]
     planned = {one: plan_rank(make, mesh, one, **given, causal_attention=causal_attention) for one in stages}

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Literal
 
 _DOUBTFUL = "a batch may have been trained on that was taken for one of an evaluation"
+_PARTLY = "the model was called without gradients on a batch, and trained on a part of it"
 _MOST_AHEAD = 2  # batches that stay fetched ahead from step to step; a loop that skips some at a resume leaves more
 
 
@@ -118,6 +119,7 @@ class Steps:
         self._waiting: list[_Fetched] = []  # what loaders have handed out, and nothing was trained on yet
         self._current: _Fetched | None = None  # what the latest micro-step is of
         self._rest = 0  # rows of earlier batches that no forward got
+        self._rest_looker: Hashable = None  # as of the batch that had them
         self.known = _Known()
         self.inside = Depths()
         self.away = False  # for an evaluation, until the loop goes on
@@ -177,6 +179,7 @@ class Steps:
         current, self._current = self._current, None
         if current is not None and current.left:
             self._rest += current.left
+            self._rest_looker = current.looker
 
     def _drop(self, sources: set[Hashable]) -> None:
         """Nothing will be trained on what waits of *sources*; what was looked at was an evaluation's."""
@@ -290,6 +293,7 @@ class Steps:
             micro_step = False  # what follows is of the same one
             if self._rest:  # of the batches before
                 step.add(self._rest, micro_step=False)
+                step.why = _PARTLY if self._rest_looker == model else step.why
                 self._rest = 0
             got += used or 0
             if rows is None or got >= rows:

@@ -141,7 +141,7 @@ def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: floa
         batches=batches,
         fetch_sec=LEAST_FETCH_SEC if context.framework in ("torch", "deepspeed") else FRAMEWORK_FETCH_SEC,
         on_gpu=context.device_type == "cuda",
-        runs_alone=context.device_type == "cpu" and context.world_size == 1 and not facts.loader_workers,
+        runs_alone=context.device_type == "cpu" and context.world_size == 1 and facts.loader_workers == 0,
         device=device_abilities(
             device_type=context.device_type, name=context.device_name, compute_capability=facts.compute_capability
         ),
@@ -324,7 +324,8 @@ def _share_of_loop(
         return {}
     rows = [row for of in evidence.rows.values() for row in of if row.in_module and not row.only_enters]
     whole = sum(row.share or 0.0 for row in rows if row.function in {cause.rows[0].function for cause in found})
-    return {"line_in_module": _product(ratio(part=own_sec, whole=evidence.step_sec), found[0].share / whole)}
+    part = ratio(part=found[0].share, whole=whole)
+    return {} if part is None else {"line_in_module": _product(ratio(part=own_sec, whole=evidence.step_sec), part)}
 
 
 def _own_sec(times: ModuleTimes | None) -> float:

@@ -90,11 +90,11 @@ class MemoryPrediction:
         return str(codec.above("report.text").render_text(self._report))
 
     def _largest(self, available: float | None) -> LargestBatch:
-        if not isinstance(available, (int, float)) or isinstance(available, bool) or not available > 0:
+        if not isinstance(available, (int, float)) or isinstance(available, bool) or not 0 < available < math.inf:
             raise ConfigError(f"available_bytes must be a number above 0, got {shown(available)}")
         if (own := self._report.batch_size) is None:
             raise ConfigError("the batch has no tensor with an axis, so it has no size")
-        high = own
+        high = max(own, 1)
         while self._peak(high) <= available:
             high *= 2
         size = bisect_right(range(1, high), available, key=self._peak)

@@ -109,7 +109,9 @@ def _free_share(tensors: MemoryReport | None) -> float:
 
 def _words_of_free(evidence: Evidence) -> Mapping[str, str]:
     free = _free_share(evidence.tensors)
-    return {"free": f"{percent(free)} of the memory is free at the peak" if free < 1.0 else "as far as memory is free"}
+    return {
+        "free": f": {percent(free)} of the memory is free at the peak" if free < 1.0 else ", as far as memory is free"
+    }
 
 
 def _line(rule: str, evidence: Evidence) -> Mapping[str, str]:
@@ -174,7 +176,7 @@ RULES: tuple[Rule, ...] = (
         words=partial(_line, "line_in_module"),
         threshold="more than {limit}, where a call of a module runs 64 operators or more by itself",
         ceiling="what that module takes by itself in forward and backward, and its share of what the backward does "
-        "outside of modules",
+        "outside of modules; without a trace its lines' share of the forward, and the same of the backward",
         fact="{measured} of the step, the backward of what it makes with it, is in many short operations of {line}.",
         remedy="Do in one operator over all of them what a loop of Python does one by one, or compile the module with "
         "torch.compile.",
@@ -236,7 +238,7 @@ RULES: tuple[Rule, ...] = (
         threshold="more than {limit}, with more than a tenth of the memory free as far as that is known",
         words=_words_of_free,
         fact="Repeating forwards for the backward (activation checkpointing) takes {measured} of the step, by FLOPs.",
-        remedy="Checkpoint fewer layers: {free}.",
+        remedy="Checkpoint fewer layers{free}.",
         unless="where memory is full without it",
         ceiling="their share of the FLOPs, of forward and backward",
     ),

@@ -23,7 +23,12 @@ _MESH, _LINKS, _AT = "dp=8,tp=8", "nvlink=450e9,net=50e9", "batch=8,sequence=409
     option("--mesh", type=by_name(int, _MESH), required=True, metavar="DIM=SIZE,...", help=f"of the job: {_MESH}"),
     option("--rank", type=int, default=0, metavar="N", help="which rank is planned (default: 0)"),
     option("--at", type=by_name(int, _AT), default={}, metavar="NAME=SIZE,...", help=f"of the batch instead: {_AT}"),
-    option("--microbatches", type=int, metavar="N", help="of a pipeline, whose stages are the mesh's dimension pp"),
+    option(
+        "--microbatches",
+        type=int,
+        metavar="N",
+        help="required with a dimension pp of the mesh: the stages of a pipeline",
+    ),
     option("--device", metavar="NAME", help="whose peaks the floor is by: H100, A100-SXM4-80GB"),
     option(
         "--links",

@@ -38,8 +38,8 @@ _ABOUT = (
 )
 _COUNTED = "Counts are those of one counted step, latencies means of the timed ones."
 _PREDICTED = (
-    "Counts and latencies are means of the timed steps, by a formula of their sizes; of modules, counts are those of "
-    "the counted ones."
+    "Latencies are means of the timed steps. Counts are of the same steps, by a formula of their batches' sizes; of "
+    "modules they are those of the counted steps."
 )
 _ABOUT_TRAINING = (
     "Lines with a factor of the fwd flops estimate the bwd flops, as DeepSpeed does; measured lines take those that "

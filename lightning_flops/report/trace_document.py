@@ -63,7 +63,8 @@ def _memory(report: TraceReport, curves: Sequence[tables.MemoryCurve]) -> Sectio
 
 def _section(title: str, columns: Sequence[Column], report: TraceReport, rows: Sequence[Any]) -> Section:
     """The section of one table."""
-    return Section(title, _NOTES[title], [Table(rows, filled(rows, columns), whole=title in ("Devices", "Phases"))])
+    shown = filled(rows, columns) if title in ("Phases", "User-defined scopes") else columns
+    return Section(title, _NOTES[title], [Table(rows, shown, whole=title in ("Devices", "Phases"))])
 
 
 _NOTES = {

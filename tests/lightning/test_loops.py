@@ -384,6 +384,22 @@ def test_callbacks_are_the_rest_of_a_step_and_checkpoints_and_what_is_between_ep
     assert restarts == [300.0, None, None, 300.0]
 
 
+def test_a_checkpoint_ends_where_the_validation_of_the_same_batch_begins(
+    trainer: MakeTrainer, now: FakeNow, windows: list[Any], tmp_path: Any
+) -> None:
+    net = new_net(now=now, validates=True)
+    net.on_save_checkpoint = lambda checkpoint: now.sleep(500.0)
+    saver_class: Any = importlib.import_module(ROOT).callbacks.ModelCheckpoint
+    saver = saver_class(dirpath=tmp_path / "kept", every_n_train_steps=2, save_top_k=-1)
+    given: dict[str, Any] = {"limit_val_batches": 1, "val_check_interval": 2, "num_sanity_val_steps": 0}
+    trainer(FlopsProfilerCallback(timing_steps=4), saver, enable_checkpointing=True, **given).fit(
+        net, loader(12), loader(1)
+    )
+    found = [step.excluded_sec for step in windows[0].timed_steps]
+    assert {"checkpoint": 500.0, "validation": 1000.0} in found
+    assert all(one in ({}, {"checkpoint": 500.0, "validation": 1000.0}) for one in found)
+
+
 @pytest.mark.parametrize(("fast_dev_run", "accumulate", "counted"), [(True, 1, 0), (3, 1, 2), (4, 2, 1)])
 def test_fast_dev_run_clamps_the_step_and_leaves_no_files(
     trainer: MakeTrainer, windows: list[Any], fast_dev_run: Any, accumulate: int, counted: int, tmp_path: Any

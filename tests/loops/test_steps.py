@@ -180,7 +180,7 @@ generation in every second step: validation | u   | (F8 m8e- m8e- m8 b u F8 m8 b
 an item that is a batch: one sample         | u   | (F1 m64 b u)3                                       | 1/1x3
 pairs, each trained: a list of batches      | uv  | (F8*2 d8 b g8 d8 b u d8 b v)3                       | 16/2x3
 tasks of five shots, no loader              | u   | (m5 a m5 a m15 b u)3                                | 5/1x3
-a part of what it was evaluated on          | u   | (V6 m6e- m4 b u)3                                   |  4/1 6/1x2 S3
+a part of what it was evaluated on          | u   | (V6 m6e- m4 b u)3                                   | 4/1 ?/1x2 S3
 pseudo-labels of its own, fetched first     | u   | (E12 m12- F8 m8 m12 b u)3                           | ?/1x3 S1 O2
 pseudo-labels of its own, joined            | u   | (E12 m12- F8 m20 b u)3                              | ?/1x3 S1 O2
 two views, a batch like them evaluated      | u   | (F8 m8 m8 b u V8 m8e-)3                             | 8/1 ?/1x2 O3
