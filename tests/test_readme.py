@@ -67,6 +67,8 @@ RESULTS = (
     ("lightning_suite.md", r"pass with it; (\d+) compare", r"^\| By construction \| (\d+) \|"),
     ("lightning_suite_rest.md", r"lightning_suite_rest.md\) (\d+) and", r"^\| Ended alike \(.*?([\d,]+) passed"),
     ("deepspeed_suite.md", r"deepspeed_suite.md\) (\d+) pass", r"^\| Ended alike \(.*?([\d,]+) passed"),
+    ("loops.md", r"agree with it in (\d+) \(\[loops", r"^\*\*(\d+) of \d+ loops are right"),
+    ("advice.md", r"In \d+ of (\d+) programs with one", r"^- quiet: .* what was planted in 100.0% of (\d+) runs"),
 )
 
 

@@ -117,7 +117,7 @@ class FakeSteps:
     Args:
         model: compiled parts of it run eagerly.
         batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument.
-        optimizer: made again on fake parameters; None: none.
+        optimizer: makes its steps on fake parameters; what it held is put back. None: none.
         loss: from the model's output to a scalar; None: as ``loss_in``.
         autocast: dtype of an autocast around the forward; None: there is none.
         accumulate: forwards and backwards of a step.

@@ -19,7 +19,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
-from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any, Literal, NamedTuple
 
@@ -274,6 +273,7 @@ class LineSampler:
 
     def record(self) -> LinesRecord:
         """What the whole steps have shown, the line with most time first."""
+        longest = sorted(self._found.items(), key=lambda found: -sum(seconds for seconds, _ in found[1]))
         lines = (
             LineRecord(
                 part=part,
@@ -289,8 +289,7 @@ class LineSampler:
                 in_module=place.in_module,
                 samples=len(samples),
             )
-            for (part, place), samples in self._found.items()
+            for (part, place), samples in longest[:_MOST_LINES]
         )
-        longest = sorted(lines, key=attrgetter("seconds"), reverse=True)[:_MOST_LINES]
         why = self.why or ("" if self._step_sec else "the run ended before steps were sampled")
-        return LinesRecord(steps=len(self._step_sec), lines=tuple(longest), why=why)
+        return LinesRecord(steps=len(self._step_sec), lines=tuple(lines), why=why)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -44,8 +45,9 @@ _IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global ho
 class _Hooks:
     """Two of torch's global hooks, before and after something, and who hears of it."""
 
-    def __init__(self, *registers: Callable[..., Any]) -> None:
+    def __init__(self, *registers: Callable[..., Any], are_copied: bool) -> None:
         self._registers = registers
+        self._are_copied = are_copied  # torch goes through a copy of its hooks, but where something has raised
         self._handles: list[Any] = []
         self._hearers: list[tuple[Any, ...]] = []  # what is called before, what after, and what gets their failures
         self._calling: list[Any] = []  # the handles of our hooks that torch is calling now, on all threads
@@ -54,7 +56,8 @@ class _Hooks:
         """Call *hearer* until *undo* is closed."""
 
         def drop() -> None:
-            self._hearers = [one for one in self._hearers if one is not hearer]
+            with suppress(ValueError):  # one call of a list's: another thread may change it, too
+                self._hearers.remove(hearer)
             self._go_unheard()
 
         undo.callback(drop)
@@ -63,25 +66,32 @@ class _Hooks:
 
     def put_up(self, *_: Any) -> None:
         """Have torch call us, if anybody hears it."""
-        for place, register in enumerate(self._registers if self._hearers and not self._handles else ()):
-            self._handles.append(register(partial(self._call, place)))
+        if not self._hearers or self._handles:
+            return
+        self._handles = handles = list[Any]()
+        for place, register in enumerate(self._registers):
+            handles.append(register(partial(self._call, handles, place)))
+        if handles is not self._handles:  # another thread has put up its own at the same moment: they hear for all
+            _remove(handles)
 
     def take_down(self, *_: Any) -> None:
         """Have torch call us no more."""
-        while self._handles:
-            self._handles[-1].remove()  # it is there until it is removed, whatever interrupts that
-            self._handles.pop()
+        _remove(self._handles)
 
     def _go_unheard(self) -> None:
-        if not self._hearers and all(map(_is_last, self._calling)):
+        are_safe = self._are_copied and sys.exc_info()[0] is None
+        if not self._hearers and (are_safe or all(map(_is_last, self._calling))):
             self.take_down()
+            self.put_up()  # if another thread has begun to hear meanwhile
 
-    def _call(self, place: int, *given: Any) -> None:
+    def _call(self, handles: list[Any], place: int, *given: Any) -> None:
         leave_compiled_code()  # an optimizer's step that is compiled has our hooks in it
-        calling = self._handles[place : place + 1]
+        if handles is not self._handles:
+            return
+        calling = handles[place : place + 1]
         self._calling += calling
         try:
-            for hearer in self._hearers:
+            for hearer in [*self._hearers]:
                 if hearer in self._hearers:  # another one may have dropped it
                     guarded(hearer[2], hearer[place], *given)
             self._go_unheard()
@@ -92,8 +102,16 @@ class _Hooks:
 
 hide(_Hooks._call)
 
-_modules = _Hooks(register_module_forward_pre_hook, partial(register_module_forward_hook, always_call=True))
-_steps = _Hooks(register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+_modules = _Hooks(
+    register_module_forward_pre_hook, partial(register_module_forward_hook, always_call=True), are_copied=True
+)
+_steps = _Hooks(register_optimizer_step_pre_hook, register_optimizer_step_post_hook, are_copied=False)
+
+
+def _remove(handles: list[Any]) -> None:
+    while handles:
+        handles[-1].remove()  # it is there until it is removed, whatever interrupts that
+        handles.pop()
 
 
 def _is_last(handle: Any) -> bool:
@@ -183,6 +201,7 @@ class FlagOfModes:
         self._undo = Undo()
         self._open = weakref.WeakSet[Any]()  # the inference modes that have begun since we listen, and have not ended
         self._is_used = False
+        self._threads: set[int] = set()  # those that were inside of something when nobody used it any more
 
     def keep_right(self, undo: Undo) -> None:
         """From now until *undo* is closed, and until what runs then has ended."""
@@ -194,11 +213,12 @@ class FlagOfModes:
         if not self._undo:
             listen(self._undo, InferenceMode, "__enter__", self._begins)
             listen(self._undo, InferenceMode, "__exit__", self._ends)
-        if is_in_compiled_call(0):
+        if is_in_compiled_call(0) and hasattr(sys.modules[EVAL_FRAME], ENDS_CALL):
             listen(self._undo, sys.modules[EVAL_FRAME], ENDS_CALL, lambda *_: partial(self._ended, 1))
 
     def _is_left(self) -> None:
         self._is_used = False
+        self._threads.add(threading.get_ident())
         self._listen()
         self._ended(0)
 
@@ -213,8 +233,13 @@ class FlagOfModes:
     def _ended(self, calls: int, *_: Any) -> None:
         """An inference mode has ended, or so many calls of the compiler's, which are still on the stack."""
         set_flag_of_modes()
-        if not (self._is_used or self._open or torch.is_inference_mode_enabled() or is_in_compiled_call(calls)):
+        if not (torch.is_inference_mode_enabled() or is_in_compiled_call(calls)):
+            self._threads.discard(threading.get_ident())
+        if not (self._is_used or self._open or self._threads):
             self._undo.close()
+
+
+hide(FlagOfModes._ended)
 
 
 #: Wrappers around an optimizer that are looked into: an object that answers to any name never comes to an end.

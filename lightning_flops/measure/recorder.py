@@ -259,7 +259,11 @@ class Recorder:
         if step is not None and self._life is not None and self.state is not Phase.WAITING:
             step.index = self._steps_done
             self._steps_done += 1
-            plan = self._life.send(step)
+            try:
+                plan = self._life.send(step)
+            except BaseException:  # Ctrl-C, which the program may catch: a generator that has raised is over
+                self.abandon()
+                raise
             self.state, self.parts = (Phase.CLOSED, None) if self.closed else plan
 
     # ---- what is done with one step after the other

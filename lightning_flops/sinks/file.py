@@ -69,7 +69,11 @@ def write_new_file(path: str, content: Iterable[bytes], *, beside: Sequence[str]
                 name = local.with_name(os.path.basename(numbered(path, number)))
                 with contextlib.suppress(FileExistsError):
                     name.touch(exist_ok=False)  # ours from here on; file systems without hard links can do this, too
-                    draft.replace(name)
+                    try:
+                        draft.replace(name)
+                    except BaseException:
+                        name.unlink(missing_ok=True)
+                        raise
                     return number
                 number = _free(path, beside, after=number)
 

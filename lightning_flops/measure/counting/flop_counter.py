@@ -45,6 +45,7 @@ from lightning_flops.measure.torch_private.optional import (
     class_of_generated_graphs,
     class_of_triton_kernels,
     is_compiled_in_place,
+    is_replica,
 )
 from lightning_flops.records import OUTSIDE, BucketFlops, FlopPhase, FlopRecord, PhaseFlops, TimePhase, phase_of
 from lightning_flops.signals import Undo
@@ -230,7 +231,7 @@ class FlopCounter:
             return
         task = state.task()
         # Some of Lightning's strategies run a training step as the forward of its module, inside their wrapper.
-        is_step = hasattr(caller.owner, "training_step") and "forward" in vars(caller.owner)
+        is_step = hasattr(type(caller.owner), "training_step") and "forward" in vars(caller.owner)
         is_outermost = (isinstance(caller.owner, Undo | None) or is_step) and task == NO_GRAPH_TASK and not state.paused
         if self._looks is not None and is_outermost and not torch.is_grad_enabled():
             self._looks(module)
@@ -240,9 +241,10 @@ class FlopCounter:
             return
         # A wrapper and the module in it have one name, and count as one call.
         is_wrapped = caller.module == name and isinstance(caller.owner, nn.Module) and module in caller.owner.children()
-        if task == NO_GRAPH_TASK and not state.paused and not is_wrapped:
+        is_copy = is_replica(module)  # what it computes is the root's, but it is no call of the root
+        if task == NO_GRAPH_TASK and not (state.paused or is_wrapped or is_copy):
             self._totals.called(name, module)
-        state.push(Running(name, "forward", module, task, start=sequence_number()))
+        state.push(Running(name, "forward", module, task, start=0 if is_copy else sequence_number()))
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
         state = self._threads.state

@@ -275,9 +275,14 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             for kernel in templates_in(str(getattr(graph, "source_code", ""))):
                 self.list_unseen(f"inductor.{kernel}")
             return None
-        self._count_graph(state, calls, lines_that_repeat(text) is not None)
         state.by_graph = True
-        return lambda result, error: setattr(state, "by_graph", False)
+
+        def ends(result: Any, error: BaseException | None) -> None:
+            state.by_graph = False
+            if error is None:
+                self._count_graph(state, calls, lines_that_repeat(text) is not None)
+
+        return ends
 
     def _graph_call(self, one: Product) -> tuple[Operator, Cost | None, tuple[int, int], bool]:
         """The operator of a call in a graph, its cost, the bytes it writes and reads, and whether it repeats.

@@ -175,7 +175,7 @@ def children_of(module: nn.Module) -> Mapping[str, nn.Module | None]:
 
 def is_replica(module: nn.Module) -> bool:
     """Whether *module* is a copy that DataParallel made, for one device and one forward."""
-    return bool(getattr(module, "_is_replica", False))
+    return bool(vars(module).get("_is_replica"))  # a module of the user's may answer to any name
 
 
 #: Name of the child that a wrapper wraps -> classes of torch, DeepSpeed and Lightning that call it so.

@@ -116,7 +116,7 @@ class StepTracer(Parts):
         rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
         profiler = self._profiler
         profiler.add_metadata_json(METADATA_KEY, json.dumps({"rank": rank}))
-        self.give_up()
+        self._remove()
         if self._folder is None:
             self._folder = tempfile.mkdtemp(prefix="lightning_flops-")
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -132,6 +132,12 @@ class StepTracer(Parts):
 
     def give_up(self) -> None:
         """Stop tracing, and remove everything of ours from torch. What was traced before stays."""
+        try:
+            self._remove()
+        except Exception as error:  # of torch, or of whatever else listens to it; the rest is undone all the same
+            logger.warning("torch.profiler could not be stopped: %s", words_of(error), exc_info=True)
+
+    def _remove(self) -> None:
         with Undo() as undo:  # it runs each of these, also if another one raises
             undo.callback(self._undo.close)
             undo.callback(self._end)
@@ -146,10 +152,10 @@ class StepTracer(Parts):
             # Torch says whether it records: we may have failed right after it began, or after it ended.
             if profiler is not None and not was_recording and not optional.profiler_is_recording():
                 self._by_us(profiler.start_trace)  # only a start and a stop make Kineto drop what it prepared
-            if profiler is not None:
+            if profiler is not None and optional.profiler_is_recording():
                 self._by_us(profiler.stop_trace)
-        except Exception as error:  # of torch, or of whatever else listens to it; the rest is undone all the same
-            logger.warning("torch.profiler could not be stopped: %s", words_of(error), exc_info=True)
+        except Exception:
+            raise
         except BaseException:  # Ctrl-C may be raised on any line of torch's, also when it has stopped
             if optional.profiler_is_recording():
                 self._by_us(profiler.stop_trace)

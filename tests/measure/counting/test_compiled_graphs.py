@@ -188,6 +188,14 @@ def test_a_graph_that_cuda_replays_is_counted(monkeypatch: pytest.MonkeyPatch) -
             Graph().replay()
     assert (counts.forward, list(counts.uncounted)) == (0, ["cuda.graph_replay"])
 
+    def runs_out_of_memory(inputs: Any) -> Any:
+        raise torch.OutOfMemoryError("on purpose")
+
+    monkeypatch.setattr(graph, "current_callable", runs_out_of_memory)
+    with torch.no_grad(), count_flops(compiled) as counts, pytest.raises(torch.OutOfMemoryError, match="on purpose"):
+        compiled(x)
+    assert counts.forward == 0
+
 
 TEXT = """
 class GraphModule(torch.nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -353,3 +354,38 @@ def test_counts_are_by_module_and_operator_together_and_bytes_of_all() -> None:
     }
     # Each reads its values and weights and writes its result, 4 bytes each.
     assert counts.bytes == PhaseBytes(forward=4 * (64 + 18 + 72) + 4 * (72 + 720 + 10))
+
+
+class AnswersOddly(nn.Module):
+    """Looks its parts up in a table of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(3, 5)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "part":
+            return self._modules[name]
+        raise KeyError(name)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.part(x)
+
+
+def test_a_module_that_answers_oddly_to_unknown_names_is_counted_as_any_other() -> None:
+    model = AnswersOddly()
+    with count_flops(model) as counts:
+        model(torch.randn(2, 3))
+    assert (counts.forward, counts.notes) == (2 * 2 * 3 * 5, ())
+
+
+def test_a_part_of_a_replica_is_no_call_of_the_root() -> None:
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+    replica: Any = copy.deepcopy(layers)
+    for one in replica.modules():
+        one._is_replica = True  # as ``torch.nn.parallel.replicate`` marks each
+    with count_flops(layers) as counts:
+        for layer in replica:
+            layer(torch.ones(1, 4))
+    assert counts.forward == 6 * 2 * 4 * 4
+    assert counts.record.module_calls.get("", 0) == 0
