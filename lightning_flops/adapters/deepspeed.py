@@ -201,7 +201,6 @@ class EngineAdapter(LoopAdapter):
     """
 
     counts_at_fetch = False  # there with its first forward: what counts would keep the model alive
-    unseen: tuple[TimePhase, ...] = ("transfer", "other")  # as in ``Facts``
 
     def __init__(
         self,
@@ -229,7 +228,6 @@ class EngineAdapter(LoopAdapter):
             initial_step=initial_step or 0,
             device=torch.device(engine.device),
             settle_steps=steps_to_settle(batches_ahead=fetched_ahead(self._loader), batches_a_step=accumulate),
-            unseen=self.unseen,
             ends_when_dropped=True,
         )
         self._steps.known.says_ends = True

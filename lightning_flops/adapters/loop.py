@@ -31,7 +31,7 @@ from lightning_flops.measure.torch_private.optional import (
     loader_of,
     workers_of,
 )
-from lightning_flops.records import BatchTokens, RunContext, Shapes
+from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, failed, safe
@@ -108,10 +108,11 @@ class _Known:
 class LoopAdapter(PhasedAdapter):
     """The adapter of one loop, on one rank, which has made *steps_before* steps without it.
 
-    With *log_every_n_steps* 0, throughput is written when a subclass says so. *facts* are those that a subclass knows.
+    With *log_every_n_steps* 0, throughput is written when a subclass says so. The last arguments are as in ``Facts``.
     """
 
     run: Run
+    unseen: tuple[TimePhase, ...] = ("transfer", "other")  # as in ``Facts``
     counts_at_fetch = True  # steps are counted from their first fetch on, where it is seen: a teacher may run first
 
     def __init__(
@@ -126,17 +127,23 @@ class LoopAdapter(PhasedAdapter):
         log_every_n_steps: int = 0,
         steps_before: int = 0,
         initial_step: int = 0,
-        **facts: Any,
+        root: nn.Module | None = None,
+        device: torch.device | None = None,
+        settle_steps: int = 2,
+        ends_when_dropped: bool = False,
     ) -> None:
         self._model, self._frame = model, frame
         self._optimizers = tuple(optimizers)
-        known = {"root": root_of(model), "device": device_of(model), "unseen": ("transfer", "other"), **facts}
         self.facts = Facts(
+            root=root_of(model) if root is None else root,
+            device=device_of(model) if device is None else device,
             output=output,
             rank=frame.rank,
             world_size=frame.world_size,
             profile_step=config.next_profile_step(steps_done=steps_before),
-            **known,
+            settle_steps=settle_steps,
+            unseen=self.unseen,
+            ends_when_dropped=ends_when_dropped,
         )
         self._known = _Known(
             steps_before,

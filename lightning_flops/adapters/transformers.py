@@ -53,6 +53,7 @@ class TrainerAdapter(LoopAdapter):
     """The adapter of one training on the batches of *loader*, on one rank; *over* is called when the training is."""
 
     counts_at_fetch = False  # a step's batches are all fetched before the first is used
+    unseen = ()
 
     def __init__(
         self,
@@ -88,7 +89,6 @@ class TrainerAdapter(LoopAdapter):
             output=output,
             root=trainer.model,  # made by now
             settle_steps=steps_to_settle(batches_ahead=ahead, batches_a_step=accumulate),
-            unseen=(),
         )
         self._steps.known.says_ends = self._steps.known.says_outside = True
         self._known.accumulate = accumulate
