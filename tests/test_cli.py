@@ -188,7 +188,7 @@ def test_conditions_end_with_1_if_one_holds(capsys: pytest.CaptureFixture[str]) 
         assert out == "" and second == "'params > 1' does not hold: params B/A is 1"
 
 
-@pytest.mark.parametrize(("how", "status"), [([], 3), (["--starved", "fail"], 1), (["--starved", "pass"], 0)])
+@pytest.mark.parametrize(("how", "status"), [([], 3), (["--inconclusive", "fail"], 1), (["--inconclusive", "pass"], 0)])
 def test_a_starved_run_leaves_conditions_on_the_wall_clock_open(
     how: list[str], status: int, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

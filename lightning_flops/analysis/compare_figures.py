@@ -149,7 +149,8 @@ Verdict = Literal["holds", "does not hold", "is inconclusive"]
 def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
     """Whether the ratio B / A of a figure keeps *condition* whatever value within its noise is the true one, and why.
 
-    Of a figure by the wall clock that is inconclusive where a run was starved of processors.
+    That is inconclusive of a figure by the wall clock where a run was starved of processors, and of any time where it
+    holds, but would not for what two starts of one program may differ by, which one run a side does not show.
 
     Raises:
         ComparisonError: *condition* is none, or the figure, or its noise, is not known.
@@ -172,8 +173,12 @@ def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
         raise ComparisonError(f"{condition}: {name} cannot be compared: {figure.reason}")
     if figure.noise_factor != 1:
         words += f", by noise between {figure.ends[0]:.4g} and {figure.ends[1]:.4g}"
-    if all(sign(one, limit) for one in figure.ends):
+    starts = 0.0 if figure.noise_factor == 1 else comparison.starts_share
+    least, greatest = figure.ends
+    if all(sign(one, limit) for one in (least / (1 + starts), greatest * (1 + starts))):
         return "holds", words
+    if all(sign(one, limit) for one in figure.ends):
+        return "is inconclusive", f"{words}, and two starts of one program may differ by {starts:.0%} more"
     return "does not hold", f"{words}: within noise" if sign(figure.ratio, limit) else words
 
 

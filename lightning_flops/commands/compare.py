@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lightning_flops.schema.comparison import Comparison
 
 _LEFT_OPEN = {None: Status.INCONCLUSIVE, "fail": Status.HOLDS, "pass": Status.DONE}
-"""Exit status of a condition that a starved run leaves open, by ``--starved``."""
+"""Exit status of a condition that the runs leave open, by ``--inconclusive``."""
 AGAINST = "\0--"  # stands for "--", which parsers of arguments drop; no path has such a character
 _WHERE = (
     "profile.json of a run or its folder of logs, of a run that was only timed its throughput.json; or a trace, or a "
@@ -54,9 +54,9 @@ _WHERE = (
         " one of > >= < <=, and a number; may be given several times",
     ),
     option(
-        "--starved",
+        "--inconclusive",
         choices=("fail", "pass"),
-        help="what a condition on the wall clock comes to if a run was starved of processors: status 1 or 0, not 3",
+        help="what a condition comes to that a starved run, or one run a side, leaves open: status 1 or 0, not 3",
     ),
 )
 def compare(options: argparse.Namespace) -> int:
@@ -73,7 +73,8 @@ def compare(options: argparse.Namespace) -> int:
       lightning-flops compare main*/ -- branch*/
 
     exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared,
-    and standard error says why. 3: a condition is inconclusive: a run was starved of processors.
+    and standard error says why. 3: a condition is inconclusive: a run was starved of processors, or
+    two starts of one program may differ as much and there is one run a side.
     """
     from lightning_flops.analysis.compare_figures import judge
     from lightning_flops.report.text import render_text
@@ -82,7 +83,7 @@ def compare(options: argparse.Namespace) -> int:
     comparison = _compared(options)
     if not options.quiet:
         print_whole(comparison.to_json() if options.json else render_text(comparison, width=terminal_width()))
-    ends = {"holds": Status.HOLDS, "does not hold": Status.DONE, "is inconclusive": _LEFT_OPEN[options.starved]}
+    ends = {"holds": Status.HOLDS, "does not hold": Status.DONE, "is inconclusive": _LEFT_OPEN[options.inconclusive]}
     statuses = [Status.DONE]
     for condition in options.fail_if:
         try:

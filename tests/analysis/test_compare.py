@@ -322,6 +322,17 @@ def test_processor_time_of_a_step_is_a_figure_that_load_hardly_moves() -> None:
     assert [judge(comparison, one)[0] for one in conditions] == ["is inconclusive", "does not hold", "holds"]
 
 
+def test_a_time_of_one_run_a_side_must_exceed_the_limit_by_what_two_starts_differ_by() -> None:
+    a, b = compared.run(), compared.slow_loader()
+    one, several = compare_profiles(a, b), compare_profiles([a] * 2, [b] * 2)
+    least = [of.ends[0] for each in (one, several) if (of := named(each.figures)["global_step_sec"]).ends]
+    assert (one.starts_share, several.starts_share) == (0.05, 0.0)
+    assert judge(one, f"global_step_sec > {least[0] / 1.05 - 0.001}")[0] == "holds"
+    verdict, words = judge(one, f"global_step_sec > {least[0] - 0.001}")
+    assert (verdict, words.endswith("two starts of one program may differ by 5% more")) == ("is inconclusive", True)
+    assert judge(several, f"global_step_sec > {least[1] - 0.001}")[0] == "holds"
+
+
 def test_without_a_comparable_trace_the_parts_are_split_as_a_whole() -> None:
     wider = compared.wider()
     wider = replace(wider, traced=None, modules=tuple(replace(one, times=None) for one in wider.modules))
