@@ -14,16 +14,16 @@ import lightning_flops
 PACKAGE = Path(lightning_flops.__file__).parent
 MOST_STATEMENTS = {
     "(root)": 1_253,
-    "adapters": 2_175,
-    "analysis": 3_232,
+    "adapters": 2_105,
+    "analysis": 3_236,
     "commands": 478,
-    "config": 339,
-    "measure": 5_023,
+    "config": 306,
+    "measure": 4_756,
     "report": 1_733,
-    "run": 1_308,
-    "schema": 980,
-    "sinks": 524,
-    "trace": 1_866,
+    "run": 1_313,
+    "schema": 970,
+    "sinks": 479,
+    "trace": 1_816,
 }
 MOST_LINES_OF_A_FILE = 500
 
@@ -41,7 +41,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 18_911
+    assert sum(MOST_STATEMENTS.values()) <= 18_445
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:
