@@ -201,7 +201,7 @@ class FlagOfModes:
         self._undo = Undo()
         self._open = weakref.WeakSet[Any]()  # the inference modes that have begun since we listen, and have not ended
         self._is_used = False
-        self._threads: set[int] = set()  # those that were inside of something when nobody used it any more
+        self._threads: set[int] = set()  # those that were inside of something when a counter left it
 
     def keep_right(self, undo: Undo) -> None:
         """From now until *undo* is closed, and until what runs then has ended."""
