@@ -130,7 +130,7 @@ def _some(names: Sequence[str]) -> str:
     """The first of *names*, repeated layers together: "2 x layers.*.dropout"."""
     alike: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault(pattern_of(name), []).append(name)
+        alike.setdefault(name if name.isdecimal() else pattern_of(name), []).append(name)  # a lone star says nothing
     words = [f"{len(of)} x {pattern}" if of[1:] else of[0] or "the root" for pattern, of in alike.items()]
     more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
     return f"{', '.join(words[:_NAMED])}{more}"

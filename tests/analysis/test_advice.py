@@ -259,6 +259,10 @@ def test_a_run_is_alone_without_device_workers_and_other_ranks(
             ": 2 x layers.*.drop, head.",
         ),
         (
+            Evidence(shares={"dropout": 0.5}, modules={"dropout": ("1", "3", "5", "7")}),
+            ": 1, 3, 5 and 1 more.",
+        ),
+        (
             Evidence(shares={"optimizer": 0.5}, facts=RunFacts(optimizers=(ADAM, PROP))),
             "Adam and RMSprop update one tensor at a time and take 50.0% of the step.",
         ),
