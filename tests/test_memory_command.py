@@ -69,7 +69,7 @@ def test_a_device_has_the_memory_of_its_name(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["example", "--largest"], "--largest needs --device or --bytes"),
+        (["example", "--largest"], "--largest needs --bytes, or a --device whose memory is known, as H100"),
         (["example", "--device", "A100"], "--device A100 has no one size of memory here"),
         (["example", "--batch", "0"], "batch must be an integer >= 1, got 0"),
         (["example", "--bytes", "-1", "--largest"], "available_bytes must be a number above 0, got -1.0"),

@@ -52,7 +52,7 @@ def memory(options: argparse.Namespace) -> None:
 
     available = _available(options)
     if options.largest and available is None:
-        raise LightningFlopsError("--largest needs --device or --bytes")
+        raise LightningFlopsError("--largest needs --bytes, or a --device whose memory is known, as H100")
     found = predict_memory(*example(options.example, most=3), device="cpu" if options.device == "cpu" else "cuda")
     if options.batch is not None:
         found = found.at(batch=options.batch)
