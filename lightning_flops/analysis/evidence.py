@@ -196,7 +196,9 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, has_loops: bool
     of_model = {part for part in evidence.parts if "forward" in part or "backward" in part}
 
     def is_around(row: LineProfile) -> bool:
-        return not row.in_module and row.part != DATA_WAIT and (row.in_pieces or row.part not in of_model)
+        # A hook's work is not the model's, though its part cannot be told from the forward where it has FLOPs.
+        is_apart = row.in_pieces or row.part not in of_model or (bool(row.hook) and "other" in row.part)
+        return not row.in_module and row.part != DATA_WAIT and is_apart
 
     loops = causes(lines, lambda row: has_loops and row.in_module and row.in_pieces and row.part in of_model)
     around = [one for one in causes(lines, is_around) if one.part not in of_model or one.share > _LEAST_OF_COMPUTE]

@@ -635,6 +635,20 @@ def test_lines_are_named_that_are_not_the_models_work(part: str, more: dict[str,
     assert [one for one in ("line", "line_in_module") if evidence.shares.get(one)] == ([] if rule is None else [rule])
 
 
+@pytest.mark.parametrize(("hook", "rule"), [("Ema.on_train_batch_end", True), ("", False)])
+def test_a_callbacks_long_operator_is_named_though_its_flops_join_its_part_to_the_forward(
+    hook: str, rule: bool
+) -> None:
+    long = {"callee": "torch.svdvals", "long_sec": 0.3, "hook": hook}
+    record = sampled(("other", 3, 0.3, long), ("backward", 1, 0.4, {"only_enters": True}))
+    timed = tuple(windows.step(at, seconds=replace(SECONDS, other=0.02)) for at in range(8))
+    window = replace(windows.mlp_window(), timed_steps=timed, mixed_phases=("forward", "other"))
+    timing = build_timing(timed, mixed_phases=window.mixed_phases)
+    lines = build_lines(record, timing=timing, on_host=True)
+    evidence = gather_evidence(window, replace(profile_of(window), lines=lines))
+    assert bool(evidence.shares.get("line")) is rule
+
+
 # ---- modules that do what a remedy is known for
 
 
