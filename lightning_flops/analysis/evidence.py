@@ -196,7 +196,7 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, has_loops: bool
     of_model = {part for part in evidence.parts if "forward" in part or "backward" in part}
 
     def is_around(row: LineProfile) -> bool:
-        # A hook's work is not the model's, though its part cannot be told from the forward where it has FLOPs.
+        # A hook's work is not the model's, though its part is joined to the forward where it has FLOPs.
         is_apart = row.in_pieces or row.part not in of_model or (bool(row.hook) and "other" in row.part)
         return not row.in_module and row.part != DATA_WAIT and is_apart
 
