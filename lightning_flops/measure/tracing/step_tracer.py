@@ -154,7 +154,7 @@ class StepTracer(Parts):
                 self._by_us(profiler.start_trace)  # only a start and a stop make Kineto drop what it prepared
             if profiler is not None and optional.profiler_is_recording():
                 self._by_us(profiler.stop_trace)
-        except Exception:
+        except Exception:  # of torch, or of whatever else listens to it: to stop once more would end the process
             raise
         except BaseException:  # Ctrl-C may be raised on any line of torch's, also when it has stopped
             if optional.profiler_is_recording():
