@@ -1,37 +1,49 @@
-"""What torch's global module hooks leave alone while they are up."""
-
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import nn
-
-from lightning_flops.measure.module_hooks import hear_modules
+from lightning_flops.measure.module_hooks import _Hooks
 from lightning_flops.signals import Undo
 
 
-def test_torch_says_nothing_of_our_hooks_and_all_of_other_hooks() -> None:
-    filters = list(warnings.filters)
+class Table:
+    """Torch's table of hooks, in which another thread begins to hear while the first hook is being put up."""
 
-    def nothing(*_: Any) -> None:
-        pass
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[..., None]] = []
+        self.meanwhile: list[Callable[[], None]] = []
 
-    def said() -> list[str]:
-        torch._dynamo.reset()
-        with warnings.catch_warnings(record=True) as shown:
-            torch.compile(nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
-        return [str(one.message) for one in shown if "global hooks" in str(one.message)]
+    def register(self, callback: Callable[..., None]) -> Any:
+        while self.meanwhile:
+            self.meanwhile.pop()()
+        self.callbacks.append(callback)
+        return Handle(self, callback)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        with Undo() as undo:
-            hear_modules(undo, nothing, nothing, failed=nothing)
-            assert said() == []
-        handle = nn.modules.module.register_module_forward_hook(nothing)
-        try:
-            assert said() != []
-        finally:
-            handle.remove()
-    assert list(warnings.filters) == filters
+
+class Handle:
+    def __init__(self, table: Table, callback: Callable[..., None]) -> None:
+        self.id, self._table, self._callback = id(callback), table, callback
+
+    def hooks_dict_ref(self) -> dict[int, Any]:
+        return {id(one): one for one in self._table.callbacks}
+
+    def remove(self) -> None:
+        self._table.callbacks.remove(self._callback)
+
+
+def test_two_that_begin_to_hear_at_the_same_moment_are_called_once_each_by_one_pair_of_hooks() -> None:
+    table, heard, undo = Table(), list[str](), Undo()
+    hooks = _Hooks(table.register, table.register, are_copied=True)
+
+    def hear(name: str) -> None:
+        hooks.hear(undo, lambda: heard.append(f"{name} begins"), lambda: heard.append(f"{name} ends"), None)
+
+    table.meanwhile.append(lambda: hear("second"))
+    hear("first")
+    assert len(table.callbacks) == 2
+    for callback in [*table.callbacks]:
+        callback()
+    assert heard == ["first begins", "second begins", "first ends", "second ends"]
+    undo.close()
+    assert table.callbacks == []
