@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from fractions import Fraction
 from itertools import product
 from math import gcd, lcm, prod
-from typing import Literal, NamedTuple, get_args
+from operator import mul
+from typing import Literal, NamedTuple
 
-from lightning_flops.records import BucketFlops, FlopPhase
+from lightning_flops.records import BucketFlops, PhaseFlops
 from lightning_flops.schema import codec
 from lightning_flops.schema.plan import FormulaReport, FormulaSize, FormulaTerm, SizedFlops
 from lightning_flops.signals import Quiet
@@ -33,22 +35,12 @@ class Sizes(NamedTuple):
     steps: int = 1  # steps with these batches that are added up; R and Q are their sums
 
 
-class Sum(NamedTuple):
-    """Numerators of the terms' coefficients over one denominator."""
-
-    numerators: tuple[int, ...]
-    denominator: int
-
-    def at(self, values: Sequence[int]) -> Fraction:
-        """The sum for these values of the terms."""
-        return Fraction(sum(map(int.__mul__, self.numerators, values)), self.denominator)
-
-
 class _Solved(NamedTuple):
     terms: tuple[Powers, ...]
-    sums: Mapping[tuple[str, str], Sum]  # by bucket and dtype
+    denominator: int  # of all coefficients, whose numerators stand below
+    sums: Mapping[tuple[str, str], tuple[int, ...]]  # by bucket and dtype
     # Further terms, which were sums of the others in all counted steps: only where they are, the FLOPs are known.
-    dependent: Mapping[Powers, Sum]
+    dependent: Mapping[Powers, tuple[int, ...]]
 
 
 class Formula:
@@ -84,13 +76,14 @@ class Formula:
         batches, solved = self._batches(sizes), self.solved
         if batches is None or solved is None or (self.by_tokens and (sizes.real is None or sizes.squares is None)):
             return None
-        values = [_value(term, batches, sizes) for term in solved.terms]
-        if any(one.at(values) != _value(term, batches, sizes) for term, one in solved.dependent.items()):
+        values, whole = [_value(term, batches, sizes) for term in solved.terms], solved.denominator
+        found = {key: sum(map(mul, one, values)) for key, one in solved.sums.items()}
+        dependent = (
+            sum(map(mul, one, values)) == whole * _value(term, batches, sizes) for term, one in solved.dependent.items()
+        )
+        if any(value % whole for value in found.values()) or not all(dependent):
             return None
-        found = {key: one.at(values) for key, one in solved.sums.items()}
-        if any(value.denominator != 1 for value in found.values()):
-            return None
-        return {key: value.numerator for key, value in found.items()}
+        return {key: value // whole for key, value in found.items() if value}
 
     def covers(self, sizes: Sizes) -> bool:
         """Whether *sizes* lie between counted ones, in whole steps of their greatest common distance."""
@@ -107,58 +100,45 @@ class Formula:
         batches, solved, lengths = self._batches(sizes), self.solved, len(self.varying) - self.has_batch
         if batches is None or solved is None or sizes.real is None or sizes.squares is None:
             return None
-        if lengths > 1 or not (lengths or self.by_tokens):
+        powers = [(term[0] if self.has_batch else 1, term[-3] if lengths else 0) for term in solved.terms]
+        if lengths > 1 or not (lengths or self.by_tokens) or any(length and batch != 1 for batch, length in powers):
             return None
         samples = 1 if self.has_batch else self._expected[0] or 1
-        parts = []
-        for term in solved.terms:
-            power, length = (term[0] if self.has_batch else 1), (term[-3] if lengths else 0)
-            if length == 0:  # as in R and Q themselves
-                parts.append(samples * _value(term, batches, sizes))
-            elif power == 1:
-                parts.append(sizes.real if length == 1 else sizes.squares)
-            else:
-                return None
-        return {key: round(one.at(parts) / samples) for key, one in solved.sums.items()}
+        whole, by_length = samples * solved.denominator, {1: sizes.real, 2: sizes.squares}
+        # Without a length, as in R and Q themselves, a term stays what it is.
+        parts = [
+            by_length.get(length, samples * _value(term, batches, sizes))
+            for term, (_, length) in zip(solved.terms, powers, strict=True)
+        ]
+        return {key: round(Fraction(sum(map(mul, one, parts)), whole)) for key, one in solved.sums.items()}
 
     def _batches(self, sizes: Sizes) -> list[tuple[int, ...]] | None:
         """The sizes of each batch; None if one differs from the counted ones in anything else."""
-        if self.solved is None:
+        if self.solved is None or any(len(batch) != len(self._same) for batch in sizes.batches):
             return None
-        for batch in sizes.batches:
-            axes = zip(batch, self._expected, self._same, strict=False)
-            if len(batch) != len(self._same) or any(
-                size != (batch[place] if fixed is None else fixed) for size, fixed, place in axes
-            ):
-                return None
+        axes = list(zip(self._expected, self._same, strict=True))
+        expected = [[batch[place] if size is None else size for size, place in axes] for batch in sizes.batches]
+        if any(list(batch) != one for batch, one in zip(sizes.batches, expected, strict=True)):
+            return None
         return [tuple([batch[place] for place in self.varying]) for batch in sizes.batches]
 
     # ---- how it is found
 
     def add(self, sizes: Sizes, flops: BucketFlops) -> None:
         """A step of these *sizes* was counted."""
-        if self.refused:
+        flops, known = {key: value for key, value in flops.items() if value}, self._rows.get(sizes)
+        if self.refused or known == flops:
             return
-        flops = {key: value for key, value in flops.items() if value}
-        if (known := self._rows.get(sizes)) is not None:
-            if known != flops:
-                self._refuse()
-            return
-        predicted, batches = self.flops(sizes), self._batches(sizes)
-        if predicted is not None and {key: value for key, value in predicted.items() if value} == flops:
+        if self.flops(sizes) == flops:
             if len(self._rows) < _MOST_ROWS:
                 self._rows[sizes] = flops
-            columns = zip(*batches or (), strict=True)
-            pairs = zip(self.ranges, columns, strict=True)
+            pairs = zip(self.ranges, zip(*self._batches(sizes) or (), strict=True), strict=True)
             self.ranges = tuple(_spanning([*one[:2], one[-1], *column]) for one, column in pairs)
             return
         self._rows[sizes] = flops
-        if not self._fits() and len(self._rows) >= _MOST_ROWS:
-            self._refuse()
-
-    def _refuse(self) -> None:
-        self.solved, self.by_tokens, self.refused = None, False, True
-        self._rows.clear()
+        if known is not None or (not self._fits() and len(self._rows) >= _MOST_ROWS):
+            self.solved, self.by_tokens, self.refused = None, False, True
+            self._rows.clear()
 
     def _fits(self) -> bool:
         """Search for a formula of all counted steps."""
@@ -194,17 +174,14 @@ def _value(term: Powers, batches: Sequence[tuple[int, ...]], sizes: Sizes) -> in
     return sizes.steps * of_one
 
 
-def _families(sizes: int, *, has_batch: bool, tokens: bool) -> Iterator[list[Powers]]:
+def _families(sizes: int, *, has_batch: bool, tokens: bool) -> list[list[Powers]]:
     """Sets of terms, the likely and small ones first."""
     full = list(product(range(3), repeat=sizes - has_batch))
     few = [powers for powers in full if sum(powers) <= 2]
     batch: list[list[Powers]] = [[(1,)], [(0,), (1,)], [(0,), (1,), (2,)]] if has_batch else [[()]]
     plain = [[(*b, *one, 0, 0) for one in some for b in powers] for some in (few, full) for powers in batch]
-    yield from plain
-    if tokens:
-        nothing = (0,) * sizes
-        for terms in ([(*nothing, 0, 0)], *plain):
-            yield [*terms, (*nothing, 1, 0), (*nothing, 0, 1)]
+    constant, *by_tokens = [((0,) * sizes) + one for one in ((0, 0), (1, 0), (0, 1))]
+    return [*plain, *([*terms, *by_tokens] for terms in ([constant], *plain) if tokens)]
 
 
 def _solve(rows: Mapping[Sizes, BucketFlops], varying: Sequence[int], terms: Sequence[Powers]) -> _Solved | None:
@@ -219,9 +196,10 @@ def _solve(rows: Mapping[Sizes, BucketFlops], varying: Sequence[int], terms: Seq
         return None
     whole = lcm(*(row[pivot] for pivot, row in basis.items()))
     scaled = {pivot: [one * (whole // row[pivot]) for one in row] for pivot, row in sorted(basis.items())}
-    sums = [Sum(tuple([row[place] for row in scaled.values()]), whole) for place in range(len(terms) + len(keys))]
+    sums = [tuple([row[place] for row in scaled.values()]) for place in range(len(terms) + len(keys))]
     return _Solved(
         tuple([terms[pivot] for pivot in scaled]),
+        whole,
         dict(zip(keys, sums[len(terms) :], strict=True)),
         {term: sums[place] for place, term in enumerate(terms) if place not in scaled},
     )
@@ -243,8 +221,6 @@ def _reduced(equations: Sequence[list[int]], width: int) -> dict[int, list[int]]
 
 def _without(row: list[int], pivot: int, other: Sequence[int]) -> list[int]:
     """*row* less what of *other* makes its *pivot* 0, in whole numbers."""
-    if not row[pivot]:
-        return row
     row = [a * other[pivot] - b * row[pivot] for a, b in zip(row, other, strict=True)]
     shared = gcd(*row) or 1
     return [a // shared for a in row]
@@ -312,38 +288,37 @@ class FlopsFormula:
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise TypeError(f"{name} must be an integer >= 1, got {size!r}")
         values = tuple(sizes[name] for name in self._names)
-        self._asked.pop(values, None)
         is_between = values not in self._counted and self._formula.covers(Sizes((values,)))
         predicted = self._formula.flops(Sizes((values,))) if is_between else None
         flops = self._take(values, self._formula) if predicted is None else predicted
-        buckets = dict.fromkeys(get_args(FlopPhase), 0)
-        for (bucket, _), value in flops.items():
-            buckets[bucket] += value
+        buckets = asdict(PhaseFlops.summed((bucket, value) for (bucket, _), value in flops.items()))
         source: Literal["counted", "formula"] = "counted" if predicted is None else "formula"
+        self._asked.pop(values, None)
         self._asked[values] = SizedFlops(sizes=dict(zip(self._names, values, strict=True)), source=source, **buckets)
         return self._asked[values]
 
     def report(self) -> FormulaReport:
         """The formula, and the sizes it was asked for."""
-        formula, terms, sizes = self._formula, list[FormulaTerm](), tuple[FormulaSize, ...]()
-        if (solved := formula.solved) is not None:
-            names = [self._names[place] for place in formula.varying]
-            sizes = tuple(
-                FormulaSize(name=name, least=one[0], greatest=one[-1], apart=one.step)
-                for name, one in zip(names, formula.ranges, strict=True)
-            )
-            for bucket, dtype in sorted(solved.sums, key=lambda key: (key[1], key[0] != "forward")):
-                one = solved.sums[bucket, dtype]
-                for powers, numerator in zip(solved.terms, one.numerators, strict=True):
-                    value = Fraction(numerator, one.denominator)
-                    used = {name: power for name, power in zip(names, powers, strict=False) if power}
-                    whole = {"numerator": value.numerator, "denominator": value.denominator}
-                    if numerator:
-                        terms.append(FormulaTerm(bucket=bucket, dtype=dtype, powers=used, **whole))
+        formula, solved = self._formula, self._formula.solved or _Solved((), 1, {}, {})
+        names = [self._names[place] for place in formula.varying if self.holds]
         return FormulaReport(
             reason=self.reason,
-            sizes=sizes,
-            terms=tuple(terms),
+            sizes=tuple(
+                FormulaSize(name=name, least=one[0], greatest=one[-1], apart=one.step)
+                for name, one in zip(names, formula.ranges, strict=False)
+            ),
+            terms=tuple(
+                FormulaTerm(
+                    bucket=bucket,
+                    dtype=dtype,
+                    numerator=numerator // gcd(numerator, solved.denominator),
+                    denominator=solved.denominator // gcd(numerator, solved.denominator),
+                    powers={name: power for name, power in zip(names, powers, strict=False) if power},
+                )
+                for bucket, dtype in sorted(solved.sums, key=lambda key: (key[1], key[0] != "forward"))
+                for powers, numerator in zip(solved.terms, solved.sums[bucket, dtype], strict=True)
+                if numerator
+            ),
             counted=len(self._counted),
             checks=formula.checks,
             lower_bound=any(one.lower_bound for one in self._counted.values()),
