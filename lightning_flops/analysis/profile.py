@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean
+from typing import Any
 
 from lightning_flops.analysis.advice import advise, starved_words, unexplained_words
 from lightning_flops.analysis.counts import FlopCounts, build_modules, bytes_by_phase, flops_by_phase, grouped
@@ -14,7 +15,7 @@ from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.lines import build_lines
 from lightning_flops.analysis.memory import build_memory_report
-from lightning_flops.analysis.names import parent_name, with_those_above
+from lightning_flops.analysis.names import parent_name, with_those_above, with_those_below
 from lightning_flops.analysis.phases import build_phases
 from lightning_flops.analysis.rates import (
     COPY,
@@ -26,7 +27,6 @@ from lightning_flops.analysis.rates import (
     whole,
 )
 from lightning_flops.analysis.timing import build_timing, middle_half, timed_steps
-from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import (
     OUTSIDE,
@@ -45,7 +45,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.schema.profile import FlopsOf, Origin, Profile, ReportSettings
-from lightning_flops.schema.step import DtypeFlops, OperatorProfile, StepFlops
+from lightning_flops.schema.step import DtypeFlops, ModuleTimes, OperatorProfile, StepFlops
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import percent, plural
 
@@ -127,6 +127,29 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         starved=starved_words(evidence, limits),
         unexplained=unexplained_words(evidence, limits),
     )
+
+
+def module_times(traced: TracedStep) -> dict[str, ModuleTimes]:
+    """Times of each module in one step, by qualified name, without rates; empty without times."""
+    own, table = traced.own_forward_sec or {}, traced.tables and traced.tables.modules
+    if not table:
+        untold: dict[str, Any] = {"clock": "hooks", "backward_sec": None, "own_backward_sec": None}
+        return {
+            name: ModuleTimes(forward_sec=sec, own_forward_sec=own.get(name, 0.0), **untold)
+            for name, sec in with_those_below(own, 0.0).items()
+        }
+    forward, backward = traced.forward_scale / 1e6, traced.backward_scale / 1e6  # the table has microseconds
+    return {
+        row.name: ModuleTimes(
+            clock=table.clock,
+            forward_sec=row.forward_us * forward,
+            own_forward_sec=row.own_forward_us * forward,
+            # None: the steps have no backward, instead of one of 0 s.
+            backward_sec=row.backward_us * backward if table.backward_us else None,
+            own_backward_sec=row.own_backward_us * backward if table.backward_us else None,
+        )
+        for row in table.rows
+    }
 
 
 def _module_flops(cells: Sequence[OperatorCell], steps: int) -> ModuleFlops:

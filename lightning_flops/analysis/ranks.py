@@ -25,7 +25,6 @@ from dataclasses import asdict, replace
 from functools import reduce
 from operator import add
 from statistics import fmean, median
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -107,13 +106,10 @@ def _evidence(ranks: RanksProfile) -> Evidence:
 
 def _notes(records: Sequence[RankRecord]) -> tuple[str, ...]:
     """What some of the records lack, and whose FLOPs are lower bounds."""
-    whose: defaultdict[str, list[int]] = defaultdict(list)
-    for one in records:
-        if one.left_out:
-            whose[f"Left out of the record of {{}}: {one.left_out}."].append(one.rank)
-        if one.profile.lower_bound:
-            whose["LOWER BOUND: FLOPs and their rates, because of {}."].append(one.rank)
-    return tuple(words.format(name_ranks(ranks)) for words, ranks in whose.items())
+    lacking = grouped((one for one in records if one.left_out), lambda one: one.left_out)
+    notes = [f"Left out of the record of {name_ranks(one.rank for one in of)}: {what}." for what, of in lacking.items()]
+    bound = [one.rank for one in records if one.profile.lower_bound]
+    return (*notes, *([f"LOWER BOUND: FLOPs and their rates, because of {name_ranks(bound)}."] if bound else []))
 
 
 def _figures(profile: Profile) -> RankFigures:
@@ -236,14 +232,13 @@ def refuse_mixed_ranks(traces: Sequence[TracedRank]) -> None:
     """
     if not traces:
         raise RanksError("no trace to compare")
-    seen: dict[int | None, str] = {}
-    for trace in traces:
-        if trace.rank is not None and trace.rank in seen:
-            same = f"{seen[trace.rank]} and {trace.source} are both of rank {trace.rank}"
+    by_rank = grouped(traces, lambda one: one.rank)
+    for rank, alike in by_rank.items():
+        if rank is not None and len(alike) > 1:
+            same = f"{alike[0].source} and {alike[1].source} are both of rank {rank}"
             raise RanksError(f"{same}: give one trace for each rank")
-        seen[trace.rank] = trace.source
-    if None in seen and len(seen) > 1:
-        raise RanksError(f"{seen[None]} does not say which rank it is of, though other traces do")
+    if None in by_rank and len(by_rank) > 1:
+        raise RanksError(f"{by_rank[None][0].source} does not say which rank it is of, though other traces do")
 
 
 _UNMATCHED = "Calls of {} whose counterparts in the other traces are not known, so neither is their waiting: {}."
@@ -252,14 +247,10 @@ _PARTIAL = "Calls of {} in groups that have ranks without a trace here, so waiti
 
 def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankCollectiveRow, ...]], tuple[str, ...]]:
     """The collectives of each rank by name, the longest first, and sentences on what could not be matched."""
-    tables: list[defaultdict[str, Counter[str]]] = []
-    together: defaultdict[tuple[object, str, int | None], list[tuple[Counter[str], CollectiveCalls]]] = defaultdict(
-        list
-    )
+    tables = [defaultdict[str, Counter[str]](Counter) for _ in ranks]
+    together = defaultdict[tuple[object, str, int | None], list[tuple[Counter[str], CollectiveCalls]]](list)
     missing: Counter[tuple[str, str]] = Counter()
-    for listed in ranks:
-        table: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        tables.append(table)
+    for table, listed in zip(tables, ranks, strict=True):
         for one in listed:
             sums = table[one.name]
             sums.update(calls=one.calls, ns=one.total_ns, bytes=one.bytes or 0, without_bytes=one.bytes is None)
@@ -271,20 +262,15 @@ def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankC
             continue
         if len(calls) < (taking_part[0][1].group_size or 0):
             missing[_PARTIAL, name] += calls[0]
-        _add_waiting(taking_part)
+        # The transfer of calls that one rank left out is not known.
+        known = min(len(one.latency_ns) for _, one in taking_part)
+        latency_ns = np.array([one.latency_ns[:known] for _, one in taking_part], dtype=np.int64)
+        transfer_ns = int(latency_ns.min(axis=0).sum())
+        for (sums, _), total_ns in zip(taking_part, latency_ns.sum(axis=1).tolist(), strict=True):
+            sums.update(matched=known, transfer_ns=transfer_ns, wait_ns=total_ns - transfer_ns)
     rows = [tuple(sorted(map(_row, one.items()), key=lambda row: (-row.latency_us, row.name))) for one in tables]
     notes = [sentence.format(name, calls) for (sentence, name), calls in sorted(missing.items())]
     return rows, tuple(notes) if len(ranks) > 1 else ()
-
-
-def _add_waiting(taking_part: Sequence[tuple[Counter[str], CollectiveCalls]]) -> None:
-    """Add to the sums of each rank how long calls that belong together were a transfer, and how long it waited."""
-    # The transfer of calls that one rank left out is not known.
-    known = min(len(one.latency_ns) for _, one in taking_part)
-    latency_ns = np.array([one.latency_ns[:known] for _, one in taking_part], dtype=np.int64)
-    transfer_ns = int(latency_ns.min(axis=0).sum())
-    for (sums, _), total_ns in zip(taking_part, latency_ns.sum(axis=1).tolist(), strict=True):
-        sums.update(matched=known, transfer_ns=transfer_ns, wait_ns=total_ns - transfer_ns)
 
 
 def _row(item: tuple[str, Counter[str]]) -> RankCollectiveRow:
@@ -318,8 +304,7 @@ class _Rank(NamedTuple):
 
     rank: int
     step_sec: float
-    own_sec: Mapping[str, float]
-    variances: Mapping[str, float] = MappingProxyType({})  #: Of the means of these parts; 0 where a trace is all.
+    own: Mapping[str, tuple[float, float]]  #: Seconds of each part, and the variance of their mean; 0 of a trace alone.
     record: RankRecord | None = None
     starved_share: float = 0.0
 
@@ -328,67 +313,68 @@ def find_stragglers(
     records: Sequence[RankRecord], *, thresholds: Mapping[str, float] = ADVICE_THRESHOLDS
 ) -> tuple[Straggler, ...]:
     """The ranks of one job that the others wait for, longest first; each is held against its own pipeline stage."""
-    groups = zip(_peers(records, by_modules=True), _peers(records), strict=True)
-    found = [_of_peers(by_modules, thresholds) or _of_peers(peers, thresholds) for by_modules, peers in groups]
-    return tuple(sorted((one for of_peers in found for one in of_peers), key=lambda one: -one.late_sec))
+    found: list[Straggler] = []
+    for peers, by_modules in _peers(records):
+        found += _of_peers(by_modules, thresholds) or _of_peers(peers, thresholds)
+    return tuple(sorted(found, key=lambda one: -one.late_sec))
 
 
 def chance_sec(records: Sequence[RankRecord]) -> dict[str, float]:
     """How far the own time of a rank may differ from the others' by chance, by part: the most over the ranks."""
     most: dict[str, float] = {}
-    for peers in _peers(records):
-        if len(peers) > 1:
-            names, _, chances = _delays(peers)
-            for name, chance in zip(names, chances.max(axis=0).tolist(), strict=True):
-                most[name] = max(chance, most.get(name, 0.0))
+    for peers, _ in _peers(records):
+        names, _, chances = _delays(peers)
+        for name, chance in zip(names, chances.max(axis=0).tolist(), strict=True):
+            most[name] = max(chance, most.get(name, 0.0))
     return most
 
 
-def _peers(records: Sequence[RankRecord], *, by_modules: bool = False) -> Iterator[list[_Rank]]:
-    """The ranks that do the same work; the own time of a part that waits *by_modules*, where all know theirs."""
+def _peers(records: Sequence[RankRecord]) -> Iterator[tuple[list[_Rank], list[_Rank]]]:
+    """Several ranks that do the same work; and again, a part that waits by modules, where all know these times."""
     timed = [record for record in records if record.profile.timing is not None]
     for peers in grouped(timed, lambda one: one.profile.context.pp_rank).values():
-        traced = all(one.profile.traced is not None and one.profile.traced.parts for one in peers)
-        by_modules = by_modules and all(one.modules_error_sec is not None for one in peers)
-        yield [_of_record(one, traced=traced, by_modules=by_modules) for one in peers]
+        if len(peers) > 1:
+            traced = all(one.profile.traced is not None and one.profile.traced.parts for one in peers)
+            knows_modules = all(one.modules_error_sec is not None for one in peers)
+            own = [_of_record(one, traced=traced, by_modules=False) for one in peers]
+            yield own, [_of_record(one, traced=traced, by_modules=True) for one in peers] if knows_modules else own
 
 
 def find_stragglers_in_traces(
     ranks: Mapping[int, Sequence[TracedPart]], *, thresholds: Mapping[str, float] = ADVICE_THRESHOLDS
 ) -> list[Straggler]:
-    """Stragglers among *ranks*, of which nothing is known but the parts of their traced steps."""
-    peers = [_Rank(rank, sum(part.wall_sec for part in parts), _own(parts)) for rank, parts in ranks.items()]
+    """Stragglers among several *ranks*, of which nothing is known but the parts of their traced steps."""
+    own = {
+        rank: {one.name.replace("_", " "): (one.wall_sec - one.exposed_sec, 0.0) for one in parts}
+        for rank, parts in ranks.items()
+    }
+    peers = [_Rank(rank, sum(part.wall_sec for part in parts), own[rank]) for rank, parts in ranks.items()]
     return _of_peers(peers, thresholds)
-
-
-def _own(parts: Sequence[TracedPart]) -> dict[str, float]:
-    """Seconds of each part, by its name for people, without communication that no computation hides."""
-    return {part.name.replace("_", " "): part.wall_sec - part.exposed_sec for part in parts}
 
 
 def _of_record(record: RankRecord, *, traced: bool, by_modules: bool) -> _Rank:
     profile, timing = record.profile, record.profile.timing
     assert timing is not None
     trace = {part.name: part for part in profile.traced.parts} if traced and profile.traced is not None else {}
-    parts = {
+    own = {
         part.name: _own_time(
             part, [trace[phase] for phase in part.phases if phase in trace], record if by_modules else None
         )
         for part in timing.parts
         if traced or _NEVER_WAITS.issuperset(part.phases)
     }
-    own_sec, variances = ({name: own[place] for name, own in parts.items()} for place in (0, 1))
-    return _Rank(record.rank, timing.global_step_sec, own_sec, variances, record, timing.starved_share or 0.0)
+    return _Rank(record.rank, timing.global_step_sec, own, record, timing.starved_share or 0.0)
 
 
 def _own_time(part: PartTiming, inside: Sequence[TracedPart], record: RankRecord | None) -> tuple[float, float]:
     """The rank's own seconds of a part, and the variance of their mean; those of a *record*'s modules if it waits."""
     own_sec, means = part.mean_sec, batch_means(np.array(part.steps_sec))
-    if sum(one.exposed_sec for one in inside) > _WAITS * sum(one.wall_sec for one in inside):
+    wall_sec, exposed_sec = (sum(getattr(one, name) for one in inside) for name in ("wall_sec", "exposed_sec"))
+    if exposed_sec > _WAITS * wall_sec:
         if record and (own_ns := _own_ns(part.name, record)) is not None:
             return 1e-9 * float(own_ns.sum()), (_FEW * (record.modules_error_sec or 0.0)) ** 2
         # Of a traced step that was late by chance, no more than usual.
-        own_sec = min(part.mean_sec, sum(_own(inside).values()))
+        own_sec = min(part.mean_sec, wall_sec - exposed_sec)
         of_steps = np.array([one.own_steps_sec for one in inside]).sum(axis=0)
         means = of_steps if len(of_steps) else means
     errors = _FEW if len(means) < _MANY else 1.0
@@ -406,9 +392,12 @@ def _own_ns(part: str, record: RankRecord) -> Any:
 
 def _delays(peers: Sequence[_Rank]) -> tuple[list[str], Any, Any]:
     """By how many seconds each rank (row) is later than the median of the others in each part, and by chance."""
-    names = list(dict.fromkeys(name for one in peers for name in one.own_sec))
-    own = np.array([[one.own_sec.get(name, 0.0) for name in names] for one in peers])
-    variances = np.array([[one.variances.get(name, 0.0) for name in names] for one in peers])
+    names = list(dict.fromkeys(name for one in peers for name in one.own))
+    own, variances = (
+        np.array([[one.own.get(name, (0.0, 0.0)) for name in names] for one in peers])
+        .reshape(len(peers), -1, 2)
+        .transpose(2, 0, 1)
+    )
     shares = np.array([[one.starved_share] for one in peers])
     starved = own * np.minimum(shares, _of_others(shares))
     chance = _STANDARD_ERRORS * np.sqrt(variances + _of_others(variances)) + starved + _of_others(starved)
@@ -423,9 +412,7 @@ def _of_others(table: Any) -> Any:
 
 
 def _of_peers(peers: Sequence[_Rank], thresholds: Mapping[str, float]) -> list[Straggler]:
-    """The stragglers among ranks that do the same work, the latest first; none of a rank alone."""
-    if len(peers) < 2:
-        return []
+    """The stragglers among ranks that do the same work, the latest first."""
     names, delays, chance = _delays(peers)
     others_sec = _of_others(np.array([[one.step_sec] for one in peers]))[:, 0]
     least_sec = np.maximum(thresholds["straggler_sec"], (thresholds["straggler"] - 1.0) * others_sec)
@@ -463,10 +450,9 @@ def _main(names: Sequence[str], delays: Any, total_sec: float) -> tuple[str | No
 
 def _module(part: str, part_sec: float, mine: RankRecord | None, *others: RankRecord | None) -> tuple[str | None, bool]:
     """The module that stands out in *part* against the same one of the other ranks, and whether all modules do not."""
-    if mine is None or not getattr(mine, f"own_{part}_ns", None):
-        return None, False
-    times = [_own_ns(part, one) for one in (mine, *others) if one and one.module_names == mine.module_names]
-    if len(times) < 2:
+    alike = [one for one in (mine, *others) if mine and one and one.module_names == mine.module_names]
+    times = [own_ns for one in alike if (own_ns := _own_ns(part, one)) is not None]
+    if mine is None or len(times) < 2:
         return None, False
     delays_sec = 1e-9 * (times[0] - np.median(times[1:], axis=0))
     return _main(mine.module_names, delays_sec, part_sec)[0], bool(delays_sec.sum() < _MAIN_SHARE * part_sec)

@@ -6,7 +6,7 @@ import math
 import os
 import random
 import zlib
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -84,18 +84,20 @@ class _Kind:
 
 
 @dataclass(slots=True)
-class _Sum:
-    """FLOPs of uncounted steps, as they are predicted."""
+class _Steps:
+    """Steps that were not counted."""
 
+    groups: dict[_Shape, tuple[int, int, int]] = field(default_factory=dict)  # how many of each shape, their R and Q
+    # Of those that are in no group any more, what was predicted.
     flops: _Sums = field(default_factory=dict)
     useful: _Sums | None = field(default_factory=dict)  # without padding; None if not known of one
-    steps: Counter[_How] = field(default_factory=Counter)
+    number: Counter[_How] = field(default_factory=Counter)
     estimated: float = 0.0  # model FLOPs that are estimates
 
     def corrected(self, missed: Mapping[bool, _Missed]) -> _Sums:
         """The FLOPs, with what they miss on average."""
         flops = dict(self.flops)
-        for how, steps in self.steps.items() if missed else ():
+        for how, steps in self.number.items() if missed else ():
             _add(flops, missed[how == "nearest"].mean, steps)
         return flops
 
@@ -107,15 +109,7 @@ class _Sum:
                     sums[dtype] = sums.get(dtype, 0) + value
         model = sum(by_dtype[0].values())
         ratio = min(1.0, self.estimated / model) if model else 0.0
-        return UnprofiledFlops(by_dtype[0], by_dtype[1] if self.useful is not None and self.steps else None, ratio)
-
-
-@dataclass(slots=True)
-class _Uncounted:
-    """Steps that were not counted: how many of each shape, with their R and Q."""
-
-    groups: dict[_Shape, tuple[int, int, int]] = field(default_factory=dict)
-    folded: _Sum = field(default_factory=_Sum)  # what was predicted of steps that are in no group any more
+        return UnprofiledFlops(by_dtype[0], by_dtype[1] if self.useful is not None and self.number else None, ratio)
 
 
 class StepFlops:
@@ -126,20 +120,20 @@ class StepFlops:
         # Every counted step, and the steps that it is the only random check of; 0: it was not drawn at random.
         self._counts: list[tuple[_Shape, BucketFlops, int]] = []
         self._known: dict[_Shape, _Counts] = {}
-        self._kinds: dict[object, _Kind] = {}  # by form; under None all
+        self._kinds: defaultdict[object, _Kind] = defaultdict(_Kind)  # by form; under None all
         self._batches: set[tuple[Shapes, bool | None]] = set()  # of counted steps
         # All steps but those that the profiler slowed down; these; the usual ones since the last reading.
-        self._usual, self._slowed, self._unread = _Uncounted(), _Uncounted(), _Uncounted()
+        self._usual, self._slowed, self._unread = _Steps(), _Steps(), _Steps()
         self._recent: dict[bool, _Missed] = {}
         self._lower_bound = False
 
     def wants(self, batch: Shapes, tokens: BatchTokens | None) -> bool:
         """Whether to count the step that begins with this batch: its shapes are new, and the run can afford it."""
         shape = _shape((batch,), (tokens,), 1)[0]
-        if (batch, shape.padded) in self._batches:
-            return False
-        kind = self._kinds.get(shape.form)
-        return not (kind and kind.formula.covers(Sizes((_flat(batch),)))) and self.schedule.learns()
+        is_known = (batch, shape.padded) in self._batches or self._kinds[shape.form].formula.covers(
+            Sizes((_flat(batch),))
+        )
+        return not is_known and self.schedule.learns()
 
     def counted(
         self,
@@ -159,7 +153,7 @@ class StepFlops:
         """
         shape, *tokens_of_it = _shape(batches, tokens, updates)
         flops = {bucket: value for bucket, value in flops.items() if value}
-        kind = self._kinds.setdefault(shape.form, _Kind())
+        kind = self._kinds[shape.form]
         kind.formula.add(shape.sizes(1, *tokens_of_it), flops)
         kind.varies |= data_dependent
         kind.grids &= shape.padded is not None and all(
@@ -169,7 +163,7 @@ class StepFlops:
         )
         if shape not in self._known:
             for form, place in shape.places.items():
-                self._kinds.setdefault(form, _Kind()).near.append((place, shape))
+                self._kinds[form].near.append((place, shape))
         self._known.setdefault(shape, Counter())[frozenset(flops.items())] += 1
         self._counts.append((shape, flops, self.schedule.stands_for if random else 0))
         self._batches.update((batch, shape.padded) for batch in batches)
@@ -184,7 +178,7 @@ class StepFlops:
             steps, reals, all_squares = into.groups.get(shape, (0, 0, 0))
             into.groups[shape] = steps + 1, reals + real, all_squares + squares
             if len(into.groups) > _MOST_SHAPES:
-                into.folded, into.groups = self._sum(into), {}
+                self._predict(into)
         if not profiled:
             self.schedule.ran(seconds)
 
@@ -193,22 +187,22 @@ class StepFlops:
     def by_formula(self, batches: Batches, tokens: Tokens, updates: int) -> tuple[BucketFlops | None, bool]:
         """FLOPs of one step by the formula of its form, None where none gives them; and whether it is an estimate."""
         shape, *tokens_of_it = _shape(batches, tokens, updates)
-        sizes, kind = shape.sizes(1, *tokens_of_it), self._kinds.get(shape.form, _Kind())
+        sizes, kind = shape.sizes(1, *tokens_of_it), self._kinds[shape.form]
         holds = kind.formula.by_tokens or not kind.varies
         return kind.formula.flops(sizes) if holds else None, not kind.formula.covers(sizes)
 
-    def _sum(self, uncounted: _Uncounted) -> _Sum:
-        """What is predicted of these steps."""
-        found = deepcopy(uncounted.folded)
-        for shape, group in uncounted.groups.items():
-            sizes, kind, steps = shape.sizes(*group), self._kinds.get(shape.form, _Kind()), group[0]
+    def _predict(self, steps: _Steps) -> _Steps:
+        """Puts what is predicted in the place of the groups of these *steps*."""
+        for shape, group in steps.groups.items():
+            sizes, kind = shape.sizes(*group), self._kinds[shape.form]
             flops, how = self._predicted(shape, kind, sizes)
-            _add(found.flops, flops)
+            _add(steps.flops, flops)
             useful = kind.formula.useful(sizes) if kind.grids else None
-            found.useful = None if useful is None or found.useful is None else _add(found.useful, useful)
-            found.steps[how] += steps
-            found.estimated += _model(flops) if how in ("varied", "nearest") else 0
-        return found
+            steps.useful = None if useful is None or steps.useful is None else _add(steps.useful, useful)
+            steps.number[how] += sizes.steps
+            steps.estimated += _model(flops) if how in ("varied", "nearest") else 0
+        steps.groups = {}
+        return steps
 
     def _predicted(self, shape: _Shape, kind: _Kind, sizes: Sizes) -> tuple[_Flops, _How]:
         """FLOPs of the steps of one shape, and how they are known."""
@@ -226,15 +220,22 @@ class StepFlops:
     def _nearest(self, shape: _Shape, steps: int = 1, *, but: _Shape | None = None) -> _Flops:
         """FLOPs of the counted shape whose sizes are nearest, scaled by its elements; empty if there is no other."""
         for form, place in shape.places.items():
-            if near := [one for one in self._kinds.get(form, _Kind()).near if one[1] != but]:
+            if near := [one for one in self._kinds[form].near if one[1] != but]:
                 _, other = min(near, key=lambda one: sum(map(abs, map(sub, one[0], place))))
                 return _add({}, _usual(self._known[other]), steps * shape.elements / other.elements)
         return {}
 
     def _missed(self, latest: int = 0) -> dict[bool, _Missed]:
         """What predictions miss, of counted shapes and of new ones (True); empty with too few random checks."""
-        checks = self._checks()
-        drawn, found = [one for one in checks if one[2]], dict[bool, _Missed]()
+        # What each counted step has beyond its prediction of now, whether its shape is new, what it stands for.
+        checks, found = list[tuple[_Flops, bool, int]](), dict[bool, _Missed]()
+        for shape, flops, stands_for in self._counts:
+            counts, is_exact = self._known[shape], self._kinds[shape.form].formula.solved is not None
+            is_new = counts.total() == 1 and not is_exact
+            predicted: _Flops = self._nearest(shape, but=shape) if is_new else _usual(counts)
+            if predicted:
+                checks.append(({} if is_exact else _add(dict(flops), predicted, -1), is_new, stands_for))
+        drawn = [one for one in checks if one[2]]
         for is_new in (False, True) if len(drawn) >= _ENOUGH else ():
             alike = [one for one in checks if one[1] == is_new]
             # The cost of an uncounted shape is known as well from shapes that were counted because they were new.
@@ -247,54 +248,40 @@ class StepFlops:
             found[is_new] = _Missed({key: one / sum(weights) for key, one in mean.items()}, width, len(used))
         return found
 
-    def _checks(self) -> list[tuple[_Flops, bool, int]]:
-        """What each counted step has beyond its prediction of now, whether its shape is new, what it stands for."""
-        checks: list[tuple[_Flops, bool, int]] = []
-        for shape, flops, stands_for in self._counts:
-            counts, is_new = self._known[shape], False
-            predicted: _Flops = flops
-            if self._kinds[shape.form].formula.solved is None:  # they agree, or it would be no formula
-                is_new = counts.total() == 1
-                predicted = self._nearest(shape, but=shape) if is_new else _usual(counts)
-            if predicted:
-                checks.append((_add(dict(flops), predicted, -1), is_new, stands_for))
-        return checks
-
     # ---- sums
 
     def reading(self) -> UnprofiledFlops | None:
         """The unprofiled steps since the last reading; None before a step was counted."""
         if not self._counts:
             return None
-        unread, self._unread = self._unread, _Uncounted()
-        return self._sum(unread).unprofiled(self._recent)
+        unread, self._unread = self._unread, _Steps()
+        return self._predict(unread).unprofiled(self._recent)
 
     def totals(self) -> StepSums | None:
         """All steps of the run; None before a step was counted."""
         if not self._counts:
             return None
-        usual, slowed, missed = self._sum(self._usual), self._sum(self._slowed), self._missed()
-        steps = usual.steps + slowed.steps
-        whole: _Sums = {}
+        usual, slowed = (self._predict(deepcopy(steps)) for steps in (self._usual, self._slowed))
+        missed, number, whole, squares = self._missed(), usual.number + slowed.number, _Sums(), 0.0
         for part in (usual.corrected(missed), slowed.corrected(missed), *(flops for _, flops, _ in self._counts)):
             _add(whole, part)
-        model, squares = _model(whole), 0.0
-        is_covered = steps.total() == steps["formula"]  # which is exact; a step of a counted shape may still differ
         new = len((self._usual.groups.keys() | self._slowed.groups.keys()) - self._known.keys()) or 1
         for is_new, found in missed.items():
-            number = steps["nearest"] if is_new else steps.total() - steps["nearest"]
+            steps = number["nearest"] if is_new else number.total() - number["nearest"]
             # All steps that are predicted by one counted shape share what it has by chance.
             shared = found.checks / min(new, found.checks) if is_new else 0
-            squares += (number * found.half_width) ** 2 * (1 + shared)
+            squares += (steps * found.half_width) ** 2 * (1 + shared)
+        model = _model(whole)
+        is_covered = number.total() == number["formula"]  # which is exact; a step of a counted shape may still differ
         return StepSums(
             model_flops=round(model),
             hardware_flops=round(sum(whole.values())),
             unprofiled=usual.unprofiled(missed),
             error=0.0 if is_covered else math.sqrt(squares) / model if squares and model else None,
-            steps_counted=steps["counted"] + len(self._counts),
-            steps_by_formula=steps["formula"],
-            steps_estimated=steps["varied"] + steps["nearest"],
-            checks=sum(stands_for > 0 for *_, stands_for in self._counts) if steps else 0,
+            steps_counted=number["counted"] + len(self._counts),
+            steps_by_formula=number["formula"],
+            steps_estimated=number["varied"] + number["nearest"],
+            checks=sum(stands_for > 0 for *_, stands_for in self._counts) if number else 0,
             lower_bound=self._lower_bound,
             seed=self.schedule.seed,
         )

@@ -1,29 +1,54 @@
-"""All tables of a trace; and of several, one of each rank, with the ranks side by side."""
+"""All tables of a trace: of a window's traced steps, or of files, one of each rank, with the ranks side by side.
+
+Modules and operators of traced steps have the median over these, so a call that the system interrupted changes nothing.
+torch.profiler slows the host, so the host's times are scaled to what forward and backward of a typical step take.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.evidence import Evidence, with_trace
-from lightning_flops.analysis.names import name_files
+from lightning_flops.analysis.names import name_files, with_those_below
 from lightning_flops.analysis.rank_record import TracedRank
 from lightning_flops.analysis.ranks import compare, find_stragglers_in_traces, refuse_mixed_ranks
 from lightning_flops.analysis.rates import NO_FLOPS, ratio
+from lightning_flops.analysis.timing import build_timing, timed_steps
 from lightning_flops.config import ADVICE_THRESHOLDS
+from lightning_flops.records import WindowRecord
 from lightning_flops.schema.step import Advice
-from lightning_flops.schema.trace import RankComparison, RankRow, Straggler, TracedPart, TraceReport, TracesReport
+from lightning_flops.schema.tables import ModuleRow, ModuleTable
+from lightning_flops.schema.trace import (
+    PartFilling,
+    RankComparison,
+    RankRow,
+    Straggler,
+    TracedPart,
+    TracedStep,
+    TraceReport,
+    TracesReport,
+)
 from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.flops import Formulas, Peaks, find_work
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.names import Kind
-from lightning_flops.trace.steps import kind_times, overlap, phase_table, step_parts, step_times, steps_of
+from lightning_flops.trace.read import load_trace
+from lightning_flops.trace.steps import kind_times, overlap, phase_table, step_filling, step_parts, step_times, steps_of
 from lightning_flops.trace.structure import launch_ns_of, links_of
 
 _US_PER_SEC = 1e6
+_FAR = 2.0  # traced and typical steps whose forward or backward differ by more than so many times are not compared
+_LEAST_STEPS = 4  # fewer traced steps say nothing of their spread
+# Standard error of a median by that of a mean. The deviation of a few steps is about the width of their middle half,
+# which one that something held up does not widen; of many it is less.
+_OF_A_MEDIAN = math.sqrt(math.pi / 2)
 _NO_KERNELS = "Calls of the runtime launched no kernel, copy or memset that was recorded: its work is in no table."
 _UNMARKED = "No rank is named a straggler: not every trace has marks of steps, so what a rank did in one is not known."
 _NO_TORCH = f"{NO_FLOPS}working them out from shapes needs torch, which is not installed."
@@ -74,17 +99,17 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
     )
 
 
-def _launch_notes(trace: Trace) -> Iterator[str]:
+def _launch_notes(trace: Trace) -> list[str]:
     """What is not known of launches, or looks wrong, in sentences."""
     rows, launch, ambiguous = trace.device_rows, links_of(trace).launch[trace.device_rows], links_of(trace).ambiguous
     missing, early = int((launch < 0).sum()) - ambiguous, int((launch_ns_of(trace)[rows] > trace.start_ns[rows]).sum())
+    found = (
+        (missing, "No launch is in the file of {}: no operator has their time."),
+        (ambiguous, "Several launches have the number of {}, at times that fit: no operator has theirs."),
+        (early, "The clocks of host and device differ: {} begin before the call that launched them."),
+    )
     of_all = f"of the {len(rows):,} kernels, copies and memsets"
-    if missing:
-        yield f"No launch is in the file of {missing:,} {of_all}: no operator has their time."
-    if ambiguous:
-        yield f"Several launches have the number of {ambiguous:,} {of_all}, at times that fit: no operator has theirs."
-    if early:
-        yield f"The clocks of host and device differ: {early:,} {of_all} begin before the call that launched them."
+    return [sentence.format(f"{number:,} {of_all}") for number, sentence in found if number]
 
 
 def analyze_one(
@@ -173,3 +198,110 @@ def _of_trace(trace: TraceReport, row: RankRow | None, device: DeviceAbilities, 
         device=device,
     )
     return with_trace(evidence, trace)
+
+
+def build_traced_step(window: WindowRecord) -> TracedStep:
+    """The traced step of *window*, which has traces: of several, the last that can be compared with the counted one.
+
+    Raises:
+        LightningFlopsError: the trace cannot be read.
+    """
+    context, counted = window.context, {step.signature for step in window.counted_steps[:1]}
+    like = [record for record in window.traces if not window.variable and set(record.signatures) == counted]
+    best = (like or window.traces)[-1]
+    trace = load_trace(best.path)
+    report, steps = analyze_trace(trace), range(len(steps_of(trace)))
+    of_steps = [table for step in steps if (table := module_table(trace, step)) is not None]
+    modules = _medians(of_steps) if len(of_steps) > 1 else report.modules
+    with_flops = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
+    filling: dict[str, PartFilling] | None = step_filling(trace, counted=with_flops)
+    if context.device_type != "cpu" and not trace.has_device:
+        # The host only launches the device's work: its time is neither the modules' nor the step's.
+        modules = filling = None
+    counted_elements = statistics.fmean(step.signature.elements for step in window.counted_steps)
+    forward_scale, backward_scale, is_apart = _scales(
+        modules,
+        window,
+        work=counted_elements / statistics.fmean(one.elements for one in best.signatures),  # 1 if like the counted one
+    )
+    # Some frameworks run their collectives all the same: a rank alone waits for none.
+    is_alone = context.world_size == 1
+    return TracedStep(
+        index=best.index,
+        like_counted=bool(like),
+        files=(),
+        tables=replace(
+            report,
+            rank=context.rank,
+            source="(this run)",
+            modules=modules,
+            overlap=None if is_alone else report.overlap,
+        ),
+        own_forward_sec=None,
+        parts=step_parts(trace),
+        filling=filling,
+        steps=len(steps),
+        forward_scale=forward_scale,
+        backward_scale=backward_scale,
+        is_apart=is_apart,
+        collectives=() if is_alone else tables.collective_calls(trace),
+    )
+
+
+def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> tuple[float, float, bool]:
+    """Factors of times in forward and backward, and whether these are far from a typical step's.
+
+    Times of the device are scaled to the counted steps' *work*, which is 1 for traced steps like them; so are the
+    host's where no step was timed. The medians of what a phase consists of add up to less than the phase where the
+    system interrupts each step somewhere else.
+    """
+    timing = build_timing(timed_steps(window)[0], mixed_phases=window.mixed_phases, trains=window.context.trains)
+    if timing is None or table is None or table.clock == "device":
+        return work, work, False
+    backward_us = table.unattributed_backward_us + table.gradient_accumulation_us
+    inside_us = (
+        math.fsum((*(row.own_forward_us for row in table.rows), table.unattributed_forward_us)),
+        math.fsum((*(row.own_backward_us for row in table.rows), backward_us)),
+    )
+    timed = (timing.seconds_of("forward", typical=True), timing.seconds_of("backward", typical=True))
+    if timed == (None, None):  # the two are not separated
+        timed, inside_us = (timing.seconds_of("forward", "backward", typical=True),) * 2, (sum(inside_us),) * 2
+    scales = [ratio(part=one, whole=us / _US_PER_SEC) or 1.0 for one, us in zip(timed, inside_us, strict=True)]
+    return scales[0], scales[1], any(not 1 / _FAR <= one <= _FAR for one in scales)
+
+
+def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
+    """One step's table: the median over *tables* of each figure."""
+    rows = tuple(
+        replace(
+            of_steps[0],
+            calls=statistics.median_low(one.calls for one in of_steps),
+            own_error_us=_error_us(of_steps),
+            **_median_of(of_steps, _OF_A_ROW),
+        )
+        for of_steps in zip(*(one.rows for one in tables), strict=True)
+    )
+    if tables[0].clock == "host":  # there every moment is one module's, so a module has its own and what is below it
+        forward = with_those_below({row.name: row.own_forward_us for row in rows}, 0.0)
+        backward = with_those_below({row.name: row.own_backward_us for row in rows}, 0.0)
+        rows = tuple(replace(row, forward_us=forward[row.name], backward_us=backward[row.name]) for row in rows)
+    return replace(tables[0], steps=1, rows=rows, **_median_of(tables, _OF_A_TABLE))
+
+
+_OF_A_TABLE, _OF_A_ROW = (
+    tuple(one.name for one in fields(kind) if one.name.endswith("_us") and one.name != "own_error_us")
+    for kind in (ModuleTable, ModuleRow)
+)
+
+
+def _median_of(of_steps: Sequence[ModuleRow] | Sequence[ModuleTable], names: Iterable[str]) -> dict[str, Any]:
+    return {name: statistics.median(getattr(one, name) for one in of_steps) for name in names}
+
+
+def _error_us(of_steps: Sequence[ModuleRow]) -> float | None:
+    """Standard error of the median of one module's own time."""
+    own = [one.own_forward_us + one.own_backward_us for one in of_steps]
+    if len(own) < _LEAST_STEPS:
+        return None
+    low, _, high = statistics.quantiles(own, n=4, method="inclusive")
+    return _OF_A_MEDIAN * (high - low) / math.sqrt(len(own))

@@ -18,7 +18,6 @@ from typing import Any
 
 from lightning_flops import host_clock
 from lightning_flops.analysis.profile import build_profile
-from lightning_flops.analysis.traced_step import build_traced_step
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.random_state import random_state_kept
@@ -393,7 +392,10 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
     traced: TracedStep | None = None
     notes: list[str] = []
     try:
-        traced = build_traced_step(window)
+        if window.traces:
+            from lightning_flops.analysis.trace_report import build_traced_step
+
+            traced = build_traced_step(window)
     except Exception as error:  # a report without the traced step is still a report
         notes.append(f"The traced step could not be analysed: {error}.")
     profile = build_profile(window, config=config, traced=traced)

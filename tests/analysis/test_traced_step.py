@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.traced_step import build_traced_step, module_times
+from lightning_flops.analysis.profile import module_times
+from lightning_flops.analysis.trace_report import build_traced_step
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseSeconds, TracedStepRecord
 from lightning_flops.schema.profile import Profile
@@ -57,7 +58,7 @@ def test_seconds_of_a_device_are_scaled_to_the_elements_of_the_counted_steps_bat
         signatures=tuple(replace(like, batches=(f"loader 0: [{samples}, 3]",)) for samples in (8, 4)),
     )
     window = replace(window, context=A100, counted_steps=(counted,), traces=(traces,), variable=True)
-    traced = known(build_traced_step(window))
+    traced = build_traced_step(window)
     assert not traced.like_counted and not traced.is_apart
     assert (traced.forward_scale, traced.backward_scale) == (1.5, 1.5)
     times = module_times(traced)
@@ -85,7 +86,7 @@ def test_modules_and_operators_have_medians_over_the_traced_steps_scaled_to_a_ty
     seconds = PhaseSeconds(forward=80e-6, backward=10e-6)
     timed = tuple(replace(one, seconds=seconds) for one in window.timed_steps)
     window = replace(window, timed_steps=timed, traces=(record(8, path),))
-    traced = known(build_traced_step(window))
+    traced = build_traced_step(window)
     assert traced.tables is not None and traced.tables.modules is not None
     # The forward's median is 40 us. In it fc has 20 us and the root, of 30, 20 and 30, 30: a typical one takes 80.
     assert (traced.steps, traced.tables.modules.steps, traced.tables.modules.forward_us) == (3, 1, 40.0)
@@ -121,10 +122,10 @@ def written(path: Path, *events: Event, **beside: Any) -> str:
 def test_what_the_host_spent_on_launching_is_no_modules_time(tmp_path: Path) -> None:
     path = written(tmp_path / "trace.json", module("fc1", 0, 0.1), operator("aten::addmm", 0.01, 0.02))
     window = replace(mlp_traced()[0], traces=(record(8, path),))
-    on_host = known(build_traced_step(window))
+    on_host = build_traced_step(window)
     assert on_host.tables is not None and on_host.tables.modules is not None
     window = replace(window, context=replace(window.context, device_type="cuda"))
-    on_device = known(build_traced_step(window))
+    on_device = build_traced_step(window)
     assert known(on_device.tables).modules is None
 
 
@@ -134,7 +135,7 @@ def test_a_traced_step_carries_each_call_of_each_collective_and_what_it_exposed(
     path = written(tmp_path / "trace.json", *events, distributedInfo=place)
     window = mlp_traced()[0]
     window = replace(window, context=replace(window.context, rank=1, world_size=2), traces=(record(8, path),))
-    traced = known(build_traced_step(window))
+    traced = build_traced_step(window)
     (calls,) = traced.collectives
     assert (calls.name, calls.group, calls.calls, calls.bytes) == ("all_reduce", "[0, 1]", 1, None)
     assert (calls.latency_ns, calls.total_ns) == (array("q", [30]), 30)
