@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_flops import Profile
 from lightning_flops.pytorch import profile_training
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import ThroughputSummary
 
 SETTINGS: dict[str, Any] = {"profile_step": 3, "timing_steps": 8, "trace": False}
 STEPS = 24

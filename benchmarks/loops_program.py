@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import torch
 
 from lightning_flops import Profile
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import ThroughputSummary
 
 from . import loops_libraries as loops_libraries, loops_lightning as loops_lightning, loops_models as loops_models
 from .loops_account import Account, Step

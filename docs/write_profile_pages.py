@@ -26,8 +26,7 @@ from docs.comment_meanings import CommentMeanings
 from lightning_flops.schema.codec import Json
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.plan import MemoryReport
-from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import Profile, ThroughputSummary
 from lightning_flops.schema.trace import TracesReport
 
 FOLDER = Path(__file__).parent

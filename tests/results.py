@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import Profile, ThroughputSummary
 
 
 def profile_of(profiler: Any) -> Profile:

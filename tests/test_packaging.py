@@ -37,7 +37,7 @@ LARGE = {"torch", "numpy", "lightning", "pytorch_lightning", "tensorboard", "dee
         ("from lightning_flops import ConfigError, LightningFlopsError, Profile, ProfilerConfig", set()),
         ("import lightning_flops.report.text, lightning_flops.report.html_page, lightning_flops.report.scalars", set()),
         (
-            "from lightning_flops.schema.throughput import *\n"
+            "from lightning_flops.schema.profile import *\n"
             "costs = Spread(average=1.0, maximum=1.0, minimum=1.0)\n"
             "known = dict(schema_version=1, batches=1, batch_cost_sec=costs, ips_unit='samples/s')\n"
             "summary = ThroughputSummary(reader_ratio=None, reader_cost_sec=None, ips=None, **known)\n"

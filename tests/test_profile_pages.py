@@ -18,8 +18,7 @@ from lightning_flops import compare_profiles, render_text
 from lightning_flops.analysis.rates import build_throughput
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import BatchTotals, Extremes
-from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import Profile, ThroughputSummary
 from tests.analysis.in_memory import known
 from tests.analysis.test_compare import assert_adds_up
 from tests.golden_files import golden

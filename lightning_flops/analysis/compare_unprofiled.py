@@ -29,8 +29,8 @@ from lightning_flops.schema.comparison import (
     Comparison,
     TableName,
 )
+from lightning_flops.schema.profile import ThroughputSummary
 from lightning_flops.schema.tables import STEP_PARTS
-from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.units import plain, plural
 
 _NS_PER_US, _NS_PER_SEC = 1000, 1e9

@@ -16,9 +16,8 @@ from typing import Any, Literal, TypeVar
 from lightning_flops.analysis.devices import device_named, why_no_peak
 from lightning_flops.analysis.timing import build_budget
 from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes, RunContext, StepSums
-from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.profile import Profile, Spread, ThroughputSummary
 from lightning_flops.schema.step import ModuleProfile, Rates, StepFlops, TimingProfile
-from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.schema.trace import RanksProfile, TraceReport
 
 _Number = TypeVar("_Number", int, float)

@@ -13,7 +13,7 @@ from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 from lightning_flops.report.document import Column, Item, Section, Table, all_of, field, short, some_of
 from lightning_flops.report.module_text import names_of
 from lightning_flops.schema.plan import FormulaReport, FormulaSize, FormulaTerm
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import ThroughputSummary
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, percent, plain, plural, si
 
 _SHAPES_SHOWN = 4

@@ -33,9 +33,8 @@ from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.plan import FormulaReport, MemoryReport, Plan
-from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.profile import Profile, ThroughputSummary
 from lightning_flops.schema.step import Advice, TimingProfile
-from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.units import (
     NOT_AVAILABLE,
     duration,

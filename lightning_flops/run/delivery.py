@@ -25,8 +25,7 @@ from lightning_flops.records import RunContext, WindowRecord
 from lightning_flops.report.text import figures
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.ranks import PAUSE_SEC, NoStoreError, Ranks
-from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import Profile, ThroughputSummary
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.sinks.file import keep_trace
 from lightning_flops.sinks.services import Services

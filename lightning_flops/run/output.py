@@ -20,8 +20,7 @@ from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.report.html_page import Window, packed, render_latest, window_figures
 from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
 from lightning_flops.report.text import fenced, figures, render_advice, render_logged, render_text
-from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import Profile, ThroughputSummary
 from lightning_flops.sinks.console import to_log
 from lightning_flops.sinks.file import (
     numbered,

@@ -29,7 +29,7 @@ from lightning_flops.records import (
 )
 from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.adapter import Adapter
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import ThroughputSummary
 
 _MOST_STRETCHES = 64
 _MOST_APART = 64  # batches that are not added up yet: one by one it costs each step as much again

@@ -15,8 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from lightning_flops.config import OWN_FOLDER
 from lightning_flops.errors import ComparisonError, LightningFlopsError, ProfileFormatError
 from lightning_flops.schema.codec import LONGEST_PROFILE
-from lightning_flops.schema.profile import Profile, ProfiledRun
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import Profile, ProfiledRun, ThroughputSummary
 from lightning_flops.sinks.file import shown_path
 
 OWN_FILE: Final = re.compile(

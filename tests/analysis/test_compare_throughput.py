@@ -11,7 +11,7 @@ from lightning_flops.analysis.compare_figures import judge
 from lightning_flops.analysis.compare_unprofiled import compare_throughputs
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.schema.comparison import Comparison
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import ThroughputSummary
 from tests.analysis.in_memory import known
 from tests.analysis.test_timing import run
 

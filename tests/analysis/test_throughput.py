@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_flops.analysis.rates import build_throughput
 from lightning_flops.records import BatchTokens, BatchTotals, Extremes
-from lightning_flops.schema.throughput import Spread
+from lightning_flops.schema.profile import Spread
 from tests.analysis.in_memory import known
 
 # Two batches of 8 samples, in 1 and in 4 s: 16 samples in 5 s, at 8 and at 2 samples/s.

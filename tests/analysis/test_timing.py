@@ -19,8 +19,8 @@ from lightning_flops.records import (
     UnprofiledFlops,
 )
 from lightning_flops.run.throughput import Monitor
+from lightning_flops.schema.profile import Spread, ThroughputSummary
 from lightning_flops.schema.step import Stalls, TimingProfile
-from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.analysis.in_memory import known
 from tests.fake_clock import FakeNow
 from tests.report import windows

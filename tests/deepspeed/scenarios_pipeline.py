@@ -18,7 +18,7 @@ from torch import nn
 from lightning_flops import Profile, ProfilerConfig, host_clock
 from lightning_flops.analysis.step_flops import CountSchedule
 from lightning_flops.deepspeed import attach
-from lightning_flops.schema.throughput import Spread
+from lightning_flops.schema.profile import Spread
 from tests.deepspeed.engines import config, installed, job_of, left_on
 from tests.deepspeed.launching import NOT_IN_0_16, OLD
 from tests.deepspeed.scenario import Skipped, scenario

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.report.text import render_text
-from lightning_flops.schema.throughput import Spread, ThroughputSummary
+from lightning_flops.schema.profile import Spread, ThroughputSummary
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BATCH, MakeTrainer, Rows, batch_flops, loader, logger_in, new_net, read_back
 from tests.listening import warnings_in

@@ -14,8 +14,7 @@ from torch._dynamo import utils as dynamo
 from torch.utils.data import DataLoader
 
 from lightning_flops import profile_training
-from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import Profile, ThroughputSummary
 from tests.results import profile_of, throughput_of
 
 ROWS, IN, HIDDEN, OUT, STEPS = 8, 16, 6, 4, 120

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_flops import Profile, profile_training
 from lightning_flops.pytorch import TrainingProfiler
 from lightning_flops.records import PhaseSeconds
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import ThroughputSummary
 from tests.fake_clock import FakeNow
 from tests.loops.nets import (
     BACKWARD,

@@ -10,7 +10,7 @@ import pytest
 from lightning_flops import Profile, ProfilerConfig
 from lightning_flops.adapters.run_program import LoopFinder
 from lightning_flops.run.delivery import Outcomes
-from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.profile import ThroughputSummary
 from tests.fake_clock import FakeNow
 from tests.forks import BEFORE_LIGHTNING, run_fork
 from tests.left_on_torch import torch_state

@@ -17,8 +17,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import WindowRecord
 from lightning_flops.report.counts_text import estimate_text
 from lightning_flops.report.text import fenced, render_text
-from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.throughput import Spread, ThroughputSummary
+from lightning_flops.schema.profile import Profile, Spread, ThroughputSummary
 from tests.golden_files import golden
 from tests.report import windows
 from tests.report.traced_windows import mlp_traced, transformer_traced

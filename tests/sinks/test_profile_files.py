@@ -12,8 +12,7 @@ import fsspec
 import pytest
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.throughput import Spread, ThroughputSummary
+from lightning_flops.schema.profile import Profile, Spread, ThroughputSummary
 from lightning_flops.sinks.profile_files import KINDS, read_report, read_runs, traces_at
 from tests.report.compared import run
 from tests.report.test_text import profile_of
