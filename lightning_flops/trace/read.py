@@ -33,7 +33,6 @@ _LONGEST_US = 2**62 / 1000
 _FOREIGN = 255
 _FEW, _LONGER = 3, 10  # a kernel that runs over so many of its stream, each so many times shorter, has a wrong end
 _MUCH_SHARED_BYTES = 48 << 10  # Kineto writes an occupancy of 0 for kernels with more shared memory
-_REGISTERS = 65536  # of a multiprocessor since compute capability 5
 _ELEMENT_BYTES = {  # by the lower-case names of what communicates
     **dict.fromkeys(("double", "long", "complexfloat"), 8), **dict.fromkeys(("float", "int"), 4),
     **dict.fromkeys(("half", "bfloat16", "short"), 2), **dict.fromkeys(("byte", "char", "bool"), 1),
@@ -65,14 +64,13 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "concrete": ("Concrete Inputs", _RAW), "types": ("Input type", _RAW), "strides": ("Input Strides", _RAW),
     "dims": ("Input Dims", _RAW), "old_dims": ("Input dims", _RAW),
     "device": ("device", _ABSENT), "correlation": ("correlation", _ABSENT),
-    "bytes": ("bytes", _ABSENT), "registers": ("registers per thread", _ABSENT),
-    "shared_memory": ("shared memory", _ABSENT), "blocks_per_sm": ("blocks per SM", math.nan), "grid": ("grid", _RAW),
-    "block": ("block", _RAW), "occupancy_percent": ("est. achieved occupancy %", math.nan),
+    "bytes": ("bytes", _ABSENT), "shared_memory": ("shared memory", _ABSENT),
+    "blocks_per_sm": ("blocks per SM", math.nan), "occupancy_percent": ("est. achieved occupancy %", math.nan),
     "collective": ("Collective name", None), "in_elements": ("In msg nelems", None),
     "out_elements": ("Out msg nelems", None), "group_size": ("Group size", None), "dtype": ("dtype", None),
     "group_name": ("Process Group Name", None), "group_ranks": ("Process Group Ranks", None),
     "total_allocated": ("Total Allocated", _ABSENT), "size": ("Bytes", 0),
-    "device_index": ("Device Id", _ABSENT), "device_type": ("Device Type", 0), "process": ("name", None),
+    "device_index": ("Device Id", _ABSENT), "device_type": ("Device Type", 0),
 }  # fmt: skip
 _FIELDS = [
     (name, msgspec.Raw if default is _RAW else Any, msgspec.field(name=key, default=default))
@@ -103,8 +101,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 DECODER = msgspec.json.Decoder(list[Event])  # what no table needs of a text is checked and passed over
-_OF_DEVICE = ("device", "bytes", "blocks_per_sm", "occupancy_percent")
-_IS_OF_DEVICE = bytes(kind >= Kind.KERNEL for kind in range(256))  # for bytes.translate: kinds with these columns
+_AS_WRITTEN = ("sequence", "forward_thread", "correlation", "blocks_per_sm")  # columns of what an event's ``args`` say
 _CODES = defaultdict(lambda: np.dtype(np.int64).char, blocks_per_sm="d", occupancy_percent="d", kind="b")
 _CODES |= dict.fromkeys(("name", "lane", "inputs", "collective"), "i")
 """Types of columns as ``struct`` and numpy name them."""
@@ -163,80 +160,73 @@ class Columns:
         # A number for each different key, in order of first appearance.
         self._names, self._lanes, self._inputs, self._collectives = (_Numbers(count().__next__) for _ in range(4))
         self._parts, self._memory = defaultdict[str, bytearray](bytearray), defaultdict[str, bytearray](bytearray)
-        self._without_occupancy: dict[int, tuple[bytes, bytes, Any, Any]] = {}  # grid, block, registers, memory, by row
-        self._foreign, self._processes, self._seen = Counter[tuple[str, Any]](), dict[Any, str](), 0
+        self._foreign, self._seen = Counter[str](), 0
 
     def add(self, events: Sequence[Event]) -> None:
         """Append what *events* say; those of another tool are counted and left out."""
-        self._seen += len(events)
-        spans: list[Any] = [event for event in events if event.ph == "X"]
-        if len(spans) < len(events):
-            self._add_marks([event for event in events if event.ph != "X"])
-        kinds = bytes(map(_kind_of, [span.cat for span in spans]))
-        if _FOREIGN in kinds:
-            spans, kinds = self._without_foreign(spans, kinds)
+        spans, kinds = self._spans(events)
         times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
         self._parts["start_ns"] += times[: len(spans)].tobytes()
         self._parts["duration_ns"] += times[len(spans) :].tobytes()
-        given = [span.args for span in spans]
-        on_device = [*compress(given, kinds.translate(_IS_OF_DEVICE))]
-        of_device = {name: [getattr(one, name) for one in on_device] for name in _OF_DEVICE}
-        of_all = {name: [getattr(one, name) for one in given] for name in ("sequence", "forward_thread", "correlation")}
-        for name, values in {**self._named(spans), **of_all, **of_device}.items():
-            self._parts[name] += _packed(name, values)
-        if 0 in of_device["occupancy_percent"]:
-            self._note_occupancy(given)
         self._parts["kind"] += kinds
+        given = [span.args for span in spans]
+        columns = self._numbers(spans) | {name: [getattr(one, name) for one in given] for name in _AS_WRITTEN}
+        columns |= {
+            "external_id": [one.old_id if one.external_id == _ABSENT else one.external_id for one in given],
+            "device": [span.pid if span.args.device == _ABSENT else span.args.device for span in spans],
+            "bytes": [one.bytes if one.collective is None else _bytes(one) for one in given],
+            "occupancy_percent": [one.occupancy_percent or _occupancy(one) for one in given],
+        }
+        for name, values in columns.items():
+            self._parts[name] += _packed(name, values)
 
-    def _without_foreign(self, spans: Sequence[Any], kinds: bytes) -> tuple[list[Any], bytes]:
-        """Those of *spans* that torch wrote, and their kinds."""
+    def _spans(self, events: Sequence[Event]) -> tuple[list[Any], bytes]:
+        """Those of *events* that have a length and are torch's, and their kinds; what all others say is noted."""
+        spans = [event for event in events if event.ph == "X"]
+        self._seen += len(events)
+        if len(spans) < len(events):
+            self._add_memory([event for event in events if event.ph == "i" and event.name == "[memory]"])
+        kinds = bytes(map(_kind_of, [span.cat for span in spans]))
+        if _FOREIGN not in kinds:
+            return spans, kinds
         ours = [kind != _FOREIGN for kind in kinds]
-        self._foreign.update((one.cat or "", one.pid) for one, own in zip(spans, ours, strict=True) if not own)
+        self._foreign.update(span.cat or "none" for span, own in zip(spans, ours, strict=True) if not own)
         return [*compress(spans, ours)], bytes(compress(kinds, ours))
 
-    def _note_occupancy(self, given: Sequence[Any]) -> None:
-        """Keep what the occupancy follows from of events whose own is 0 for their much shared memory."""
-        for row, one in enumerate(given, len(self._parts["kind"])):
-            if one.occupancy_percent == 0 and (shared := _number(one.shared_memory, 0)) > _MUCH_SHARED_BYTES:
-                self._without_occupancy[row] = bytes(one.grid), bytes(one.block), one.registers, int(shared)
-
-    def _named(self, spans: Sequence[Any]) -> dict[str, list[int]]:
+    def _numbers(self, spans: Sequence[Any]) -> dict[str, list[Any]]:
         """Columns of what stands in many events: the number of each."""
-        given = [span.args for span in spans]
         return {
             "name": [*map(self._names.__getitem__, [span.name for span in spans])],
             "lane": [self._lanes[span.pid, span.tid] for span in spans],
             "inputs": [
                 self._inputs[(*map(bytes, (dims, one.types, one.concrete, one.strides)),)] if dims else _ABSENT
-                for one in given
+                for one in (span.args for span in spans)
                 for dims in (one.dims or one.old_dims,)
             ],
-            "external_id": [one.old_id if one.external_id == _ABSENT else one.external_id for one in given],
-            "collective": [_ABSENT if one.collective is None else self._collectives[_said(one)] for one in given],
-            "of_collectives": [_bytes(one) for one in given if one.collective is not None],
+            "collective": [
+                _ABSENT if one.collective is None else self._collectives[_said(one)]
+                for one in (span.args for span in spans)
+            ],
         }
 
-    def _add_marks(self, marks: Sequence[Event]) -> None:
-        """Append what events without a length say: names of processes, and allocations."""
-        self._processes |= {one.pid: str(one.args.process) for one in marks if one.name == "process_name"}
-        if memory := [event for event in marks if event.ph == "i" and event.name == "[memory]"]:
-            for name in ("size", "device_index", "device_type", "total_allocated"):
-                self._memory[name] += _packed(name, [getattr(event.args, name) for event in memory])
-            self._memory["lane"] += _packed("lane", [self._lanes[event.pid, event.tid] for event in memory])
-            self._memory["time_ns"] += _nanoseconds([event.ts for event in memory]).tobytes()
+    def _add_memory(self, marks: Sequence[Event]) -> None:
+        """Append what the marks of allocations and frees say."""
+        for name in ("size", "device_index", "device_type", "total_allocated"):
+            self._memory[name] += _packed(name, [getattr(mark.args, name) for mark in marks])
+        self._memory["lane"] += _packed("lane", [self._lanes[mark.pid, mark.tid] for mark in marks])
+        self._memory["time_ns"] += _nanoseconds([mark.ts for mark in marks]).tobytes()
 
     def trace(self, metadata: Mapping[str, Any]) -> Trace:
         """The finished trace, with what else stands in the file as *metadata*; the columns are used up."""
         names = tuple(map(str, self._names))
         columns: dict[str, Any] = {name: np.frombuffer(part, _CODES[name]) for name, part in self._parts.items()}
         kind, lane = columns.pop("kind"), columns.pop("lane")
-        self._spread(columns, kind, lane)
         scopes = np.array([not is_users_scope(text) for text in names], dtype=bool)[columns["name"]]
         devices = tuple(_converted(metadata.get("deviceProperties"), list[DeviceProperties]) or ())
-        notes = [*self._left_out(kind), *self._mend_occupancy(columns, devices)]
+        without = (kind == Kind.KERNEL) & np.isnan(columns["occupancy_percent"]) & ~np.isnan(columns["blocks_per_sm"])
         # A process or thread may be written as a number here and as text there.
         lanes, lane_of = numbered((str(process), str(thread)) for process, thread in self._lanes)
-        memory = {name: np.frombuffer(part, _CODES[name]) for name, part in self._memory.items()}
+        memory = {name: np.frombuffer(part, _CODES[name]) for name, part in self._memory.items() if part}
         if memory:
             memory["lane"] = lane_of[memory["lane"]]
             memory["device"] = np.where(memory.pop("device_type") == 0, -1, memory.pop("device_index"))
@@ -250,7 +240,7 @@ class Columns:
             collectives=(*self._collectives, Collective()),
             memory=memory,
             devices=devices,
-            notes=tuple(notes),
+            notes=tuple(self._left_out(kind, int(without.sum()))),
             **columns,
             **_place_in_run(metadata),
         )
@@ -258,21 +248,10 @@ class Columns:
         notes = [*trace.notes, f"Left out: events with a negative length: {wrong.sum():,}."]
         return _without_overlong(trace.only(~wrong, notes=tuple(notes)) if wrong.any() else trace)
 
-    def _spread(self, columns: dict[str, Any], kind: Any, lane: Any) -> None:
-        """Give every event a row in those of *columns* that device events or collectives alone have."""
-        on_device, of_collectives = np.flatnonzero(kind >= Kind.KERNEL), columns.pop("of_collectives")
-        processes = np.array([_number(process, _ABSENT) for process, _ in self._lanes], dtype=np.int64)
-        columns["device"] = np.where(columns["device"] == _ABSENT, processes[lane[on_device]], columns["device"])
-        for name in _OF_DEVICE:
-            values, columns[name] = columns[name], np.full(len(kind), _ARGUMENTS[name][1])
-            columns[name][on_device] = values
-        columns["bytes"][columns["collective"] >= 0] = of_collectives
-
-    def _left_out(self, kind: Any) -> Iterator[str]:
+    def _left_out(self, kind: Any, without_occupancy: int) -> Iterator[str]:
         """What of the file is not read, in sentences; refuses a file of which nothing is."""
-        left_out = {key: count for key, count in self._foreign.items() if key[0] != "Trace"}  # around all of old ones
-        foreign = ", ".join(repr(name or "none")[:80] for name in sorted({name for name, _ in left_out})[:5])
-        silent = sorted({self._processes.get(process, str(process)) for name, process in left_out if not name})
+        left_out = {name: count for name, count in self._foreign.items() if name != "Trace"}  # around all of old ones
+        foreign = ", ".join(repr(name)[:80] for name in sorted(left_out)[:5])
         if not self._seen:
             raise ValueError("it has no events: nothing was recorded while torch.profiler was on")
         if not (kind > Kind.PYTHON).any():
@@ -281,20 +260,10 @@ class Columns:
         if foreign:
             words = "Left out: events of categories that are not torch.profiler's"
             yield f"{words} ({foreign}): {sum(left_out.values())}."
-        if silent:
-            yield f"No device events are read of {', '.join(silent[:5])}: their events have no category."
         if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
             yield "Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32."
-
-    def _mend_occupancy(self, columns: dict[str, Any], devices: Sequence[DeviceProperties]) -> Iterator[str]:
-        """Work out occupancies that are written as 0, and say of how many kernels."""
-        by_index, without = {one.index: one for one in devices}, self._without_occupancy
-        found = [_occupancy(*said, by_index.get(columns["device"][row])) for row, said in without.items()]
-        columns["occupancy_percent"][[*without]] = found
-        lost = sum(map(math.isnan, found))
-        known = f"worked out for {len(found) - lost} of them, the others are left out" if lost else "worked out"
-        if found:
-            yield f"Occupancy is written as 0 for {len(found)} kernels with much shared memory: {known}."
+        if without_occupancy:
+            yield f"Left out: an occupancy of 0, written for kernels with much shared memory: {without_occupancy:,}."
 
 
 def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,6 +302,12 @@ def _bytes(arguments: Any) -> int:
     return int(_number(max(known) * size, _ABSENT)) if known and size else _ABSENT
 
 
+def _occupancy(arguments: Any) -> Any:
+    """What stands there for the occupancy, but for the 0 of kernels with much shared memory."""
+    is_wrong = arguments.occupancy_percent == 0 and _number(arguments.shared_memory, 0) > _MUCH_SHARED_BYTES
+    return math.nan if is_wrong else arguments.occupancy_percent
+
+
 def _without_overlong(trace: Trace) -> Trace:
     """*trace* with a kernel that runs over its successors on the same stream ended where the next one begins."""
     rows = trace.by_start(trace.kind == Kind.KERNEL)
@@ -352,23 +327,6 @@ def _without_overlong(trace: Trace) -> Trace:
     cut_us = int((trace.duration_ns - duration_ns).sum()) / NS_PER_US
     words = "Cut at the start of the next one: kernels that seem to run over their successors on the same stream: "
     return replace(trace, duration_ns=duration_ns, notes=(*trace.notes, f"{words}{len(found)}, by {cut_us:,.0f} us."))
-
-
-def _occupancy(grid: bytes, block: bytes, registers: Any, shared_memory: Any, device: DeviceProperties | None) -> float:
-    """Percent of a multiprocessor's warps that a kernel of these arguments can fill; NaN where it is not known."""
-    blocks, threads = (
-        math.prod(_converted(one and msgspec.json.decode(one), list[int]) or [0]) for one in (grid, block)
-    )
-    if device is None or threads <= 0 or not device.max_threads or not device.sm_count:
-        return math.nan
-    warps, most_warps = -(-threads // 32), device.max_threads // 32
-    limits: list[int] = [most_warps // warps]
-    if type(registers) is int and registers > 0:  # given to a warp 256 at a time
-        limits.append((device.registers or _REGISTERS) // (-(-registers * 32 // 256) * 256) // warps)
-    if device.shared_memory:
-        limits.append(device.shared_memory // shared_memory)
-    fitting = min(max(1, min(limits)), blocks / device.sm_count if blocks > 0 else math.inf)
-    return 100.0 * float(min(1.0, fitting * warps / most_warps))
 
 
 def load_trace(path: str | PathLike[str]) -> Trace:
