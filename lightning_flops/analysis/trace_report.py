@@ -35,10 +35,9 @@ from lightning_flops.schema.trace import (
     TracesReport,
 )
 from lightning_flops.trace import tables
-from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.columns import Kind, Trace
 from lightning_flops.trace.flops import Formulas, Peaks, find_work
 from lightning_flops.trace.modules import module_table
-from lightning_flops.trace.names import Kind
 from lightning_flops.trace.read import load_trace
 from lightning_flops.trace.steps import kind_times, overlap, phase_table, step_filling, step_parts, step_times, steps_of
 from lightning_flops.trace.structure import launch_ns_of, links_of

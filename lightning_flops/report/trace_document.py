@@ -405,7 +405,7 @@ def _mfu(trace: TraceReport) -> str:
 
 def _top_kernels(trace: TraceReport) -> str:
     """The kernels that took most time, which are those to begin with."""
-    from lightning_flops.trace.names import own_name  # which loads numpy
+    from lightning_flops.trace.columns import own_name  # which loads numpy
 
     top_kernels = []
     for row in (trace.kernels or ())[:_KERNELS]:

@@ -19,11 +19,22 @@ import numpy as np
 from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.rates import MOST_OF_PEAK, NO_MFU, peak_for
 from lightning_flops.schema.tables import Flops, ModuleTable, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
-from lightning_flops.trace import intervals
-from lightning_flops.trace.columns import RecordedInputs, RecordedWork, Trace
-from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, Values, group_by, ratio, sums_by, table
+from lightning_flops.trace.columns import Kind, RecordedInputs, RecordedWork, Trace, multiplies, uses_tensor_cores
+from lightning_flops.trace.intervals import (
+    NS_PER_SEC,
+    NS_PER_US,
+    Ints,
+    Mask,
+    Values,
+    group_by,
+    inside,
+    numbered,
+    ratio,
+    split_by,
+    sums_by,
+    table,
+)
 from lightning_flops.trace.modules import frames_of, with_modules_above
-from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
 from lightning_flops.trace.steps import phases_of, steps_of
 from lightning_flops.trace.structure import enclosing, links_of, nearest
 from lightning_flops.trace.tables import by_shape, times_of, with_callees
@@ -86,7 +97,7 @@ def _captured(trace: Trace) -> Mask:
     """Operators that only recorded a graph, in a thread between the begin and the end of a stream capture: none ran."""
     found = np.zeros(len(trace), dtype=bool)
     edges, begins = trace.where(_CAPTURE.match, Kind.RUNTIME), trace.where(lambda name: "Begin" in name, Kind.RUNTIME)
-    for lane, here in intervals.split_by(trace.lane, trace.by_start(edges)):
+    for lane, here in split_by(trace.lane, trace.by_start(edges)):
         rows = np.flatnonzero(trace.lane == lane)
         last = np.searchsorted(trace.start_ns[here], trace.start_ns[rows]) - 1
         found[rows] = (last >= 0) & begins[here[last]]
@@ -169,7 +180,7 @@ def _parts(trace: Trace) -> Ints:
     accumulates = is_node & trace.where(lambda name: name.endswith("AccumulateGrad"), Kind.OPERATOR)
     parts[nearest(parent, accumulates) >= 0] = _OPTIMIZER
     if (optimizer := phases_of(trace).get("optimizer")) is not None:
-        parts[intervals.inside(optimizer.own, trace.start_ns)] = _OPTIMIZER
+        parts[inside(optimizer.own, trace.start_ns)] = _OPTIMIZER
     return parts
 
 
@@ -218,7 +229,7 @@ class Work:
         self.parts["skipped"] = skipped
         self.executed: Ints = model + again - skipped
         self.time_ns: Ints = (times.device if trace.has_device else times.host)[self.rows]
-        self.dtypes, dtype = intervals.numbered(("tf32", "float32", *(one.dtype for one in works)))
+        self.dtypes, dtype = numbered(("tf32", "float32", *(one.dtype for one in works)))
         self.dtype = dtype[2:][self.work]
         # Which units computed float32 is not always known; before compute capability 8.0 none has TF32.
         may_be_tf32 = (self.dtype == 1) & ((getattr(trace.used_device, "compute_capability", None) or (8, 0)) >= (8, 0))
@@ -311,7 +322,7 @@ class Work:
 
     def _operators(self, peaks: Mapping[str, float]) -> tuple[OperatorFlops, ...]:
         bandwidth = self.device.bandwidth
-        names, number = intervals.numbered(one.operator for one in self.works)
+        names, number = numbered(one.operator for one in self.works)
         groups = group_by(number[self.work], self.dtype)
         dtypes = [self.dtypes[key] for key in groups.keys[1].tolist()]
         moved = groups.sums_known(self.bytes)

@@ -21,9 +21,8 @@ import numpy as np
 from lightning_flops.analysis.names import with_those_above
 from lightning_flops.records import marked_module, marked_phase
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
-from lightning_flops.trace.columns import Trace, once
+from lightning_flops.trace.columns import Kind, Trace, once, phase_of
 from lightning_flops.trace.intervals import NS_PER_US, Ints, counted_once, split_by, sums_by, table
-from lightning_flops.trace.names import Kind, phase_of
 from lightning_flops.trace.steps import steps_of
 from lightning_flops.trace.structure import enclosing, links_of, nearest, nest, without_inner
 

@@ -24,9 +24,17 @@ import numpy as np
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import METADATA_KEY
-from lightning_flops.trace.columns import Collective, DeviceProperties, RecordedInputs, Trace, TraceFormatError
+from lightning_flops.trace.columns import (
+    KIND_OF_CATEGORY,
+    Collective,
+    DeviceProperties,
+    Kind,
+    RecordedInputs,
+    Trace,
+    TraceFormatError,
+    is_users_scope,
+)
 from lightning_flops.trace.intervals import NS_PER_US, Ints, numbered
-from lightning_flops.trace.names import KIND_OF_CATEGORY, Kind, is_users_scope
 
 _ABSENT = -1
 _LONGEST_US = 2**62 / 1000

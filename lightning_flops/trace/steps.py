@@ -11,17 +11,37 @@ import numpy as np
 from lightning_flops.records import marked_phase
 from lightning_flops.schema.tables import STEP_PARTS, KindTime, Row, StepTime, StepTimes
 from lightning_flops.schema.trace import Overlap, PartFilling, TracedPart
-from lightning_flops.trace import intervals
-from lightning_flops.trace.columns import Trace, once
-from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Intervals, Ints, Mask, covered_within, inside, merge
-from lightning_flops.trace.names import (
+from lightning_flops.trace.columns import (
     Kind,
+    Trace,
     computes_on_host,
     is_users_scope,
     may_use_tensor_cores,
     multiplies,
+    once,
     phase_of,
     step_number,
+)
+from lightning_flops.trace.intervals import (
+    NOTHING,
+    NS_PER_SEC,
+    NS_PER_US,
+    Intervals,
+    Ints,
+    Mask,
+    counted_once,
+    covered_within,
+    durations_of,
+    group_by,
+    inside,
+    intersect,
+    merge,
+    numbered,
+    ratio,
+    split_by,
+    subtract,
+    table,
+    union,
 )
 from lightning_flops.trace.structure import launch_ns_of, launches_of, links_of
 
@@ -127,10 +147,10 @@ def kind_times(trace: Trace) -> tuple[KindTime, ...]:
     }
     begins = inside(spans, trace.start_ns)
     rows = [np.flatnonzero(mask & begins) for mask in kinds.values()]
-    times = [intervals.intersect(trace.merged(of), spans).total for of in rows]
+    times = [intersect(trace.merged(of), spans).total for of in rows]
     found = zip(kinds, rows, times, strict=True)
     return tuple(
-        KindTime(name=name, calls=len(of), time_us=ns / NS_PER_US, ratio=intervals.ratio(ns, spans.total))
+        KindTime(name=name, calls=len(of), time_us=ns / NS_PER_US, ratio=ratio(ns, spans.total))
         for name, of, ns in found
         if len(of)
     )
@@ -145,15 +165,15 @@ def step_times(trace: Trace) -> StepTimes:
     # The last one is the mean.
     us = {name: [*(ns / NS_PER_US).tolist(), int(ns.sum()) / (NS_PER_US * len(ns))] for name, ns in columns.items()}
     us |= {name: [None] * (len(steps) + 1) for name in rows if name not in of_device and not rows[name].any()}
-    *each, mean = intervals.table(StepTime, number=(*steps.numbers, None), **us)
+    *each, mean = table(StepTime, number=(*steps.numbers, None), **us)
     return StepTimes(marked=steps.marked, steps=tuple(each), mean=mean)
 
 
 def _shares(kinds: Iterable[Intervals], starts: Ints, ends: Ints) -> Ints:
     """What each of *kinds* takes of each span, a row for each, and the rest; a shared moment is the first one's."""
-    covered, reached = intervals.NOTHING, [np.zeros(len(starts), dtype=np.int64)]
+    covered, reached = NOTHING, [np.zeros(len(starts), dtype=np.int64)]
     for moments in kinds:
-        covered = intervals.union(covered, moments) if len(moments.starts) else covered
+        covered = union(covered, moments) if len(moments.starts) else covered
         reached.append(covered_within(covered, starts, ends) if len(moments.starts) else reached[-1])
     return np.diff([*reached, ends - starts], axis=0)
 
@@ -161,15 +181,15 @@ def _shares(kinds: Iterable[Intervals], starts: Ints, ends: Ints) -> Ints:
 def overlap(trace: Trace) -> Overlap:
     """Computation, communication and their overlap over all steps."""
     communication, computation = communication_and_computation(trace)
-    shared = intervals.intersect(computation, communication).total
-    other = intervals.subtract(steps_of(trace).spans, intervals.union(computation, communication)).total
+    shared = intersect(computation, communication).total
+    other = subtract(steps_of(trace).spans, union(computation, communication)).total
     return Overlap(
         wall_us=steps_of(trace).spans.total / NS_PER_US,
         computation_us=computation.total / NS_PER_US,
         communication_us=communication.total / NS_PER_US,
         overlap_us=shared / NS_PER_US,
         other_us=other / NS_PER_US,
-        overlap_ratio=intervals.ratio(shared, communication.total),
+        overlap_ratio=ratio(shared, communication.total),
     )
 
 
@@ -181,11 +201,11 @@ def communication_and_computation(trace: Trace) -> tuple[Intervals, Intervals]:
     else:
         computes = trace.where(computes_on_host, Kind.OPERATOR)
         # Operators inside a host collective are the copies that it consists of.
-        for lane, around in intervals.split_by(trace.lane, np.flatnonzero(collective)):
+        for lane, around in split_by(trace.lane, np.flatnonzero(collective)):
             rows = np.flatnonzero(computes & (trace.lane == lane))
             computes[rows[inside(trace.merged(around), trace.start_ns[rows])]] = False
-    communication = intervals.intersect(trace.merged(collective), spans)
-    return communication, intervals.intersect(trace.merged(computes & ~collective), spans)
+    communication = intersect(trace.merged(collective), spans)
+    return communication, intersect(trace.merged(computes & ~collective), spans)
 
 
 class Phase(NamedTuple):
@@ -207,7 +227,7 @@ def phases_of(trace: Trace) -> dict[str, Phase]:
         # A scope that only others of the phase fill, such as a wrapper's forward in a training step's, is no call.
         calls = scopes[called == name]
         until = trace.end_ns[calls]
-        begins = intervals.counted_once(np.zeros_like(calls), trace.start_ns[calls], until)
+        begins = counted_once(np.zeros_like(calls), trace.start_ns[calls], until)
         own = merge(starts[names == name], ends[names == name])
         return Phase(begins[begins < until], until[begins < until], own)
 
@@ -260,13 +280,13 @@ def phase_table(trace: Trace) -> tuple[Row, ...] | None:
         return Row(
             name=name,
             calls=len(starts),
-            host=intervals.durations_of(covered_within(own, starts, ends), whole_ns=steps.host_ns),
-            device=intervals.durations_of(launched, whole_ns=device_ns) if trace.has_device else None,
+            host=durations_of(covered_within(own, starts, ends), whole_ns=steps.host_ns),
+            device=durations_of(launched, whole_ns=device_ns) if trace.has_device else None,
         )
 
     found = [row("step", *marks, merge(*marks)), *(row(name, *phase) for name, phase in phases_of(trace).items())]
-    covered = intervals.union(*(phase.own for phase in phases_of(trace).values()))
-    return (*found, row("others", *marks, intervals.subtract(merge(*marks), covered))) if phases_of(trace) else None
+    covered = union(*(phase.own for phase in phases_of(trace).values()))
+    return (*found, row("others", *marks, subtract(merge(*marks), covered))) if phases_of(trace) else None
 
 
 def _in_steps(trace: Trace, holds: Callable[[str], object]) -> Ints:
@@ -289,7 +309,7 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
     # Of each part in each step what is no communication that nothing hides.
     _, spent = _spent(trace, ())
     own_sec = (spent.sum(axis=0) - spent[_FILLINGS.index("communication_ns")]) / NS_PER_SEC
-    return intervals.table(
+    return table(
         TracedPart,
         name=parts,
         wall_sec=[sum(astuple(one)) / NS_PER_SEC for one in parts.values()],
@@ -303,13 +323,13 @@ def _pieces(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -
     steps, rows = steps_of(trace), _in_steps(trace, part_of)
     starts = trace.start_ns[rows]
     ends = np.minimum(trace.end_ns[rows], steps.host_end_ns[steps.of(starts)])
-    cuts = intervals.group_by(np.concatenate([steps.host_start_ns, steps.host_end_ns, starts, ends])).keys[0]
+    cuts = group_by(np.concatenate([steps.host_start_ns, steps.host_end_ns, starts, ends])).keys[0]
     names = [_UNMARKED] * (len(cuts) - 1)
     begins, until = np.searchsorted(cuts, starts).tolist(), np.searchsorted(cuts, ends).tolist()
     for row, begin, end in zip(rows.tolist(), begins, until, strict=True):  # outer before inner
         names[begin:end] = [part_of(trace.name_of(row)) or ""] * (end - begin)
-    inside = np.flatnonzero(steps.of(cuts[:-1]) >= 0)
-    return [names[at] for at in inside.tolist()], cuts[inside], cuts[inside + 1]
+    within = np.flatnonzero(steps.of(cuts[:-1]) >= 0)
+    return [names[at] for at in within.tolist()], cuts[within], cuts[within + 1]
 
 
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, PartFilling]:
@@ -319,7 +339,7 @@ def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, Pa
     sums = np.cumsum(spent.sum(axis=2), axis=0) / len(steps_of(trace))
     means = np.diff(np.rint(sums).astype(np.int64), axis=0, prepend=0)
     columns = dict(zip(_FILLINGS, means.tolist(), strict=True))
-    return dict(zip(parts, intervals.table(PartFilling, **columns), strict=True))
+    return dict(zip(parts, table(PartFilling, **columns), strict=True))
 
 
 _FILLINGS = [one.name for one in fields(PartFilling)]
@@ -337,7 +357,7 @@ def _spent(trace: Trace, counted: Collection[str]) -> tuple[list[str], Ints]:
     starts = np.where(begins, first, np.clip(moved, first, last))
     ends = np.where(np.append(begins[1:], True), last, np.append(starts[1:], 0))
     spent = _shares(_fillings(trace, {name.replace(".", "::", 1) for name in counted}), starts, ends)
-    parts, part = intervals.numbered(names)
+    parts, part = numbered(names)
     found = np.zeros((len(spent), len(parts), len(steps)), dtype=np.int64)
     for filling, ns in zip(found, spent, strict=True):
         np.add.at(filling, (part, step), ns)
@@ -349,7 +369,7 @@ def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Interv
     communication, computation = communication_and_computation(trace)
     is_matmul = trace.where(lambda name: may_use_tensor_cores(name) or name in counted, Kind.OPERATOR)
     if not trace.has_device:
-        return intervals.intersect(trace.merged(is_matmul), computation), computation, intervals.NOTHING, communication
+        return intersect(trace.merged(is_matmul), computation), computation, NOTHING, communication
     # A kernel is of the operator that launched it; it goes by its own name where no operator of torch did.
     launcher = links_of(trace).operator_of_launch
     of_torch = trace.where(lambda name: name.startswith("aten::"), Kind.OPERATOR) | is_matmul

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_flops.trace.columns import Trace, once
+from lightning_flops.trace.columns import Kind, Trace, once
 from lightning_flops.trace.intervals import Ints, Lanes, Mask, numbered, order_by, split_by
-from lightning_flops.trace.names import Kind
 
 # Nodes that autograd runs; the last are those of torch 1.8.
 _NODE = re.compile(r"autograd::engine::evaluate_function:|torch::autograd::AccumulateGrad|\w+Backward\d*$")

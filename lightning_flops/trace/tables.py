@@ -14,18 +14,35 @@ from lightning_flops.schema import tables as schema
 from lightning_flops.schema.comparison import TableName
 from lightning_flops.schema.tables import MemoryRow, OperatorRow, Row
 from lightning_flops.schema.trace import CollectiveCalls
-from lightning_flops.trace import intervals
-from lightning_flops.trace.columns import Trace, once
-from lightning_flops.trace.intervals import NS_PER_US, Groups, Ints, Lanes, group_by, ratio, split_by, sums_by, table
-from lightning_flops.trace.modules import called_from
-from lightning_flops.trace.names import (
+from lightning_flops.trace.columns import (
     Kind,
+    Trace,
     collective_of,
     is_users_scope,
     may_use_tensor_cores,
+    once,
     scope_of_collective,
     uses_tensor_cores,
 )
+from lightning_flops.trace.intervals import (
+    NS_PER_US,
+    Groups,
+    Ints,
+    Lanes,
+    counted_once,
+    covered_within,
+    durations_of,
+    group_by,
+    intersect,
+    levels,
+    longest_first,
+    numbered,
+    ratio,
+    split_by,
+    sums_by,
+    table,
+)
+from lightning_flops.trace.modules import called_from
 from lightning_flops.trace.steps import launched_ns, phases_of, steps_of
 from lightning_flops.trace.structure import enclosing, launch_ns_of, links_of, nearest, nest, without_inner
 
@@ -42,15 +59,15 @@ def device_metrics(trace: Trace) -> tuple[schema.DeviceMetrics, ...] | None:
     for device, here in split_by(trace.device, np.flatnonzero(trace.on_device)):
         rows = here[trace.kind[here] == Kind.KERNEL]
         blocks, busy, entry = trace.blocks_per_sm[rows], trace.merged(rows), trace.described(device)
-        moments, level = intervals.levels(trace.start_ns[rows], trace.end_ns[rows], np.nan_to_num(blocks))
-        load = float((level[:-1] * intervals.covered_within(spans, moments[:-1], moments[1:])).sum())
+        moments, level = levels(trace.start_ns[rows], trace.end_ns[rows], np.nan_to_num(blocks))
+        load = float((level[:-1] * covered_within(spans, moments[:-1], moments[1:])).sum())
         within = rows[(trace.end_ns[rows] > steps.start_ns[0]) & (trace.start_ns[rows] < steps.end_ns[-1])]
         lengths, together = trace.duration_ns[within], group_by(trace.kind[within])
         one = schema.DeviceMetrics(
             device=device,
             name=entry.name if entry else None,
             sm_count=entry.sm_count if entry else None,
-            utilization=ratio(intervals.intersect(busy, spans).total, spans.total) or 0.0,
+            utilization=ratio(intersect(busy, spans).total, spans.total) or 0.0,
             sm_efficiency=None if not len(rows) or np.isnan(blocks).any() else ratio(load, spans.total),
             occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], lengths)), None),
             blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], lengths)), None),
@@ -71,7 +88,7 @@ def kernel_tables(trace: Trace) -> tuple[tuple[schema.KernelRow, ...], schema.Ke
     eligible = (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[operators]
     kernels = table(
         schema.KernelRow,
-        intervals.longest_first("device"),
+        longest_first("device"),
         name=names,
         calls=groups.calls,
         device=groups.durations(lengths, whole_ns=whole_ns),
@@ -110,10 +127,10 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
     groups = group_by(trace.name[rows])
     launch, host_ns = links_of(trace).launch, steps_of(trace).host_ns
     calls = [group_by(launch[here]).keys[0] for here in groups.parts(rows)]
-    host = [intervals.durations_of(trace.duration_ns[here[here >= 0]], whole_ns=host_ns) for here in calls]
+    host = [durations_of(trace.duration_ns[here[here >= 0]], whole_ns=host_ns) for here in calls]
     return table(
         Row,
-        intervals.longest_first("device"),
+        longest_first("device"),
         name=trace.texts(groups.keys[0]),
         calls=groups.calls,
         bytes=groups.sums_known(trace.bytes[rows]),
@@ -140,12 +157,12 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
     """The user's own scopes by name, the longest first; None when there are none."""
     rows = np.flatnonzero(trace.where(is_users_scope, Kind.ANNOTATION))
     groups = group_by(trace.name[rows])
-    begins = intervals.counted_once(groups.number, trace.start_ns[rows], trace.end_ns[rows])
+    begins = counted_once(groups.number, trace.start_ns[rows], trace.end_ns[rows])
     launched = launched_ns(trace, begins, trace.end_ns[rows])
     on_device = {"device": groups.durations(launched, whole_ns=trace.device_work_ns)} if trace.has_device else {}
     found = table(
         Row,
-        intervals.longest_first("host"),
+        longest_first("host"),
         name=trace.texts(groups.keys[0]),
         calls=groups.calls,
         host=groups.durations(trace.duration_ns[rows], whole_ns=steps_of(trace).host_ns),
@@ -239,7 +256,7 @@ def children_table(trace: Trace) -> tuple[schema.ChildRow, ...] | None:
     spent_ns = np.where(trace.on_device, trace.duration_ns, times.device)[rows]
     found = table(
         schema.ChildRow,
-        intervals.longest_first("device", "host"),
+        longest_first("device", "host"),
         name=trace.texts(children),
         operator=trace.texts(parents),
         calls=groups.calls,
@@ -260,7 +277,7 @@ def operators_by_shape(trace: Trace, flops: Mapping[tuple[str, str], schema.Flop
 def by_shape(trace: Trace, rows: Ints) -> tuple[list[tuple[str, str]], Groups]:
     """*rows* of operators whose inputs were recorded, by name and sizes of inputs; and these of each group."""
     texts = (", ".join(str(one) for one in recorded.dims if one) for recorded in trace.recorded_inputs)
-    sizes, number = intervals.numbered(texts)
+    sizes, number = numbered(texts)
     groups = group_by(trace.name[rows], number[trace.inputs[rows]])
     names, places = groups.keys
     return [*zip(trace.texts(names), [sizes[place] for place in places.tolist()], strict=True)], groups
@@ -276,7 +293,7 @@ def _operators(trace: Trace, rows: Ints, groups: Groups, **more: Iterable[Any]) 
             columns[name] = of_calls if known else [None] * len(names)
     found = table(
         OperatorRow,
-        intervals.longest_first("device_self", "host_self"),
+        longest_first("device_self", "host_self"),
         name=names,
         calls=groups.calls,
         **columns,
@@ -336,7 +353,7 @@ def find_collectives(trace: Trace) -> tuple[Ints, Ints, Ints, list[str]]:
         of_operator = trace.name_of(starter).removeprefix("c10d::").strip("_") if starter >= 0 else ""
         return of_operator or collective_of(trace.name_of(row))
 
-    names, number = intervals.numbered(map(name, *(one.tolist() for one in (rows, said, scope, starter))))
+    names, number = numbered(map(name, *(one.tolist() for one in (rows, said, scope, starter))))
     return rows, said, number, names
 
 
@@ -346,7 +363,7 @@ def collective_table(trace: Trace) -> tuple[Row, ...] | None:
     groups, lengths, clock = group_by(number), trace.duration_ns[rows], "device" if trace.has_device else "host"
     found = table(
         Row,
-        intervals.longest_first("device", "host"),
+        longest_first("device", "host"),
         name=names,
         calls=groups.calls,
         bytes=groups.sums_known(np.where(said >= 0, trace.bytes[said], -1)),
@@ -367,7 +384,7 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     said_of = (one.group or str(everyone or "") for one in trace.collectives)
     groups_of = [*map(_short_group, said_of)]
     what = np.where(said >= 0, trace.collective[said], -1)  # the last one says nothing
-    keys, place = intervals.numbered(
+    keys, place = numbered(
         (names[one], None if names[one] in _POINT_TO_POINT else groups_of[index], at)
         for one, index, at in zip(number.tolist(), what.tolist(), step.tolist(), strict=True)
     )
