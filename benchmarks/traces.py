@@ -28,7 +28,7 @@ TIMES_FASTER = 15.0  # Than HolisticTraceAnalysis, at least
 _OURS = """
 import json, resource, sys, time
 from lightning_flops.analysis.trace_report import analyze_trace
-from lightning_flops.trace import load_trace
+from lightning_flops.trace.read import load_trace
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before, begun = peak(), time.process_time()
 trace = load_trace(sys.argv[1])

@@ -22,7 +22,7 @@ from lightning_flops.measure.timing.processor_wait import ProcessorWatch
 from lightning_flops.records import ProcessorLoss
 from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.profile import ThroughputSummary
-from lightning_flops.trace import load_trace
+from lightning_flops.trace.read import load_trace
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.test_timing import run as timed_run
 from tests.analysis.trace_events import RANKS, RESNET, slowed

@@ -21,8 +21,8 @@ from lightning_flops.units import shown
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.trace_report import AnalyzedTrace
-    from lightning_flops.trace import Peaks
     from lightning_flops.trace.columns import RecordedInputs, RecordedWork
+    from lightning_flops.trace.flops import Peaks
 
 PATH = "a profile.json, or a folder of logs with such files below it; path or URL"
 """What ``show`` and ``report`` are given."""
@@ -186,7 +186,7 @@ DEVICE_FIGURES = (
 
 def peaks(options: argparse.Namespace) -> Peaks:
     """The figures that were given."""
-    from lightning_flops.trace import Peaks
+    from lightning_flops.trace.flops import Peaks
 
     given = ProfilerConfig(peak_flops_per_sec=options.peak, memory_bytes_per_sec=options.bandwidth)
     return Peaks(flops_per_sec=given.peak_flops_per_sec, memory_bytes_per_sec=given.memory_bytes_per_sec)
@@ -209,7 +209,8 @@ def held_against(options: argparse.Namespace, report: Any) -> Any:
 def analyzed(files: Sequence[str], options: argparse.Namespace, **settings: Any) -> list[AnalyzedTrace]:
     """What trace *files* say, one after the other, with the figures that were given."""
     from lightning_flops.analysis.trace_report import analyze_one
-    from lightning_flops.trace import by_process, load_trace
+    from lightning_flops.trace.read import load_trace
+    from lightning_flops.trace.structure import by_process
 
     formulas = recorded_work if importlib.util.find_spec("torch") else None
     traces = (trace for file in files for trace in by_process(load_trace(file)))

@@ -14,7 +14,7 @@ from lightning_flops.analysis.trace_report import analyze_one
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.report.text import render_text
-from lightning_flops.trace import Peaks
+from lightning_flops.trace.flops import Peaks
 from tests.analysis.in_memory import known
 from tests.analysis.trace_events import kernel, launch, operator, shapes, step, trace
 

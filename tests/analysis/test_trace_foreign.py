@@ -13,7 +13,9 @@ from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_document import summary
 from lightning_flops.schema.tables import TraceFlops
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.trace import Peaks, Trace, TraceFormatError, load_trace
+from lightning_flops.trace.columns import Trace, TraceFormatError
+from lightning_flops.trace.flops import Peaks
+from lightning_flops.trace.read import load_trace
 from tests.analysis.in_memory import known
 from tests.analysis.trace_events import (
     A100,

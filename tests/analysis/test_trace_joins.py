@@ -9,7 +9,8 @@ import pytest
 from lightning_flops.analysis.trace_report import analyze_one
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.trace import Trace, by_process
+from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.structure import by_process
 from tests.analysis.in_memory import known
 from tests.analysis.trace_events import Event, kernel, launch, launched, node, operator, shapes, span, step, trace
 

@@ -13,7 +13,7 @@ from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.tables import DeviceMetrics
 from lightning_flops.schema.trace import TraceReport, TracesReport
-from lightning_flops.trace import load_trace
+from lightning_flops.trace.read import load_trace
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.trace_events import RANKS, RESNET
 

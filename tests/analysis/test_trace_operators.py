@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.tables import DeviceMetrics, IdleTime, MemoryCurve, OperatorRow
-from lightning_flops.trace import load_trace, tables
+from lightning_flops.trace import tables
 from lightning_flops.trace.columns import collective_of, multiplies, own_name, uses_tensor_cores
+from lightning_flops.trace.read import load_trace
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.trace_events import (
     Event,

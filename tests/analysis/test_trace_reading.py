@@ -16,8 +16,8 @@ import pytest
 
 from lightning_flops.cli import main
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace, TraceFormatError
+from lightning_flops.trace.read import load_trace
 from tests.analysis.trace_events import RANKS, RESNET, operator, span, trace
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.schema.tables import StepTime
-from lightning_flops.trace import step_filling, step_parts
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.steps import phase_table, step_times, steps_of
+from lightning_flops.trace.steps import phase_table, step_filling, step_parts, step_times, steps_of
 from lightning_flops.trace.tables import user_scope_table
 from tests.analysis.trace_events import (  # fmt: skip
     Event,

@@ -10,7 +10,7 @@ from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.tables import ChildRow
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.trace import Peaks
+from lightning_flops.trace.flops import Peaks
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.trace_events import (
     RESNET,

@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.report.text import render_text
-from lightning_flops.trace import load_trace
 from lightning_flops.trace.modules import module_table
+from lightning_flops.trace.read import load_trace
 from tests import results
 from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, ROOT, MakeTrainer, loader, new_net
 

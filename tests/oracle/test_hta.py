@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from lightning_flops.schema.tables import Row
-from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.read import load_trace
 from lightning_flops.trace.steps import overlap
 from lightning_flops.trace.tables import idle_times, kernel_tables, transfer_table
 from tests.analysis.trace_events import RANKS, RESNET, Event, kernel, launch, on_device, operator, step

@@ -15,7 +15,9 @@ from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.config import ADVICE_THRESHOLDS, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
 from lightning_flops.schema.profile import Profile
-from lightning_flops.trace import collective_calls, load_trace, step_parts
+from lightning_flops.trace.read import load_trace
+from lightning_flops.trace.steps import step_parts
+from lightning_flops.trace.tables import collective_calls
 from tests.analysis.in_memory import known
 from tests.ranks import EVERYTHING
 from tests.ranks.launching import launch, profile_in

@@ -12,7 +12,7 @@ from lightning_flops.analysis.compare_unprofiled import compare_throughputs, com
 from lightning_flops.analysis.trace_report import analyze_one
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.records import ModuleRecord
-from lightning_flops.trace import load_trace
+from lightning_flops.trace.read import load_trace
 from tests.analysis.in_memory import known
 from tests.analysis.test_timing import run as timed_run
 from tests.analysis.test_trace_compare import A, run as traced_run

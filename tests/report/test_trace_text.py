@@ -10,8 +10,8 @@ import pytest
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.trace import TracesReport
-from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.read import load_trace
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import (
     RANKS,

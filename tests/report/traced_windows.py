@@ -8,7 +8,8 @@ from typing import Any
 from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.records import WindowRecord
 from lightning_flops.schema.trace import TracedStep
-from lightning_flops.trace import Trace, step_filling
+from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.steps import step_filling
 from tests.analysis.trace_events import (
     Event,
     accumulation,

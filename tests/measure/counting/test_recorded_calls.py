@@ -17,8 +17,8 @@ from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.tables import TraceFlops
-from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import RecordedInputs, RecordedWork
+from lightning_flops.trace.read import load_trace
 from tests.analysis.in_memory import known
 from tests.corpus import all_networks
 

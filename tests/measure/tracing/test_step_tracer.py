@@ -19,8 +19,8 @@ from benchmarks.runner import answer_of
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
-from lightning_flops.trace import load_trace
 from lightning_flops.trace.modules import module_table
+from lightning_flops.trace.read import load_trace
 from tests.left_on_torch import torch_state
 
 CPU = torch.device("cpu")
