@@ -261,20 +261,17 @@ def _ends(ends: tuple[float, float] | str) -> str:
     return ends if isinstance(ends, str) else "{:.4f} to {:.4f}".format(*ends)
 
 
-_OF_PROFILES = (
-    "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the time that "
-    "computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does around the "
-    "model. The causes of a line add up to its B - A, and the lines to the whole. A cause is named where the step "
+_HOW_TO_READ = {
+    "profiles": "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the "
+    "time that computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does around "
+    "the model. The causes of a line add up to its B - A, and the lines to the whole. A cause is named where the step "
     "differs by more than noise and no run was starved; FLOPs or bytes that a module has more or fewer of are exact, "
-    "and stand there within noise as well."
-)
-_OF_TRACES = (
-    "Each moment of a step counts under the first part from the top that ran then. All other tables are sums of what "
-    "was launched or began in the step; they may overlap. Steps under torch.profiler are slower: record both alike."
-)
-_HOW_TO_READ = {"profiles": _OF_PROFILES, "traces": _OF_TRACES} | {
+    "and stand there within noise as well.",
+    "traces": "Each moment of a step counts under the first part from the top that ran then. All other tables are sums "
+    "of what was launched or began in the step; they may overlap. Steps under torch.profiler are slower: record both "
+    "alike.",
     "throughput": "Times are means over all batches of the run but those that were counted or traced. Seconds of "
-    "validation, checkpoints and between epochs are in none."
+    "validation, checkpoints and between epochs are in none.",
 }
 _WITHIN_RUNS = (
     f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t). What changes from one start of a program to "

@@ -25,28 +25,6 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
 from lightning_flops.units import NOT_AVAILABLE, plain, plural, printable, printable_lines
 
-_NOTATIONS = (
-    # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
-    "data parallel size (dp_size), model parallel size (mp_size), number of parameters (params), number of "
-    "multiply-accumulate operations of matmul-like operators (MACs), number of floating-point operations, two a MAC "
-    "(flops), floating-point operations per second (FLOPS), fwd latency (forward), bwd latency (backward), step "
-    "(optimizer) latency, iter latency (sum of fwd, bwd and step latency)"
-)
-_ABOUT = (
-    "As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, and samples/second are over the "
-    "latency of the passes, not over the wall clock."
-)
-_COUNTED = "Counts are those of one counted step, latencies means of the timed ones."
-_PREDICTED = (
-    "Latencies are means of the timed steps. Counts are of the same steps, by a formula of their batches' sizes; of "
-    "modules they are those of the counted steps."
-)
-_ABOUT_TRAINING = (
-    "Lines with a factor of the fwd flops estimate the bwd flops, as DeepSpeed does; measured lines take those that "
-    "autograd ran, recomputation included."
-)
-_LOWER_BOUND = "Something could not be counted: MACs, flops and FLOPS are at least what stands here."
-
 
 def is_under_deepspeed(profile: Profile) -> bool:
     """Whether its users search the block for DeepSpeed's own lines: an engine ran, by itself or in a strategy."""
@@ -67,12 +45,25 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
         f"The report came out at {word} {profile.report_step}." if of_run else "",
         f"On: {where(profile)}" if of_run else "",
         "Notations:",
-        _NOTATIONS,
+        # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
+        "data parallel size (dp_size), model parallel size (mp_size), number of parameters (params), number of "
+        "multiply-accumulate operations of matmul-like operators (MACs), number of floating-point operations, two a "
+        "MAC (flops), floating-point operations per second (FLOPS), fwd latency (forward), bwd latency (backward), "
+        "step (optimizer) latency, iter latency (sum of fwd, bwd and step latency)",
         sentences(
-            _ABOUT,
-            _COUNTED if profile.flops_of == "counted" else _PREDICTED,
-            _ABOUT_TRAINING if context.trains else "",
-            _LOWER_BOUND if as_deepspeed and profile.lower_bound else "",
+            "As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, and samples/second are "
+            "over the latency of the passes, not over the wall clock.",
+            "Counts are those of one counted step, latencies means of the timed ones."
+            if profile.flops_of == "counted"
+            else "Latencies are means of the timed steps. Counts are of the same steps, by a formula of their batches' "
+            "sizes; of modules they are those of the counted steps.",
+            "Lines with a factor of the fwd flops estimate the bwd flops, as DeepSpeed does; measured lines take those "
+            "that autograd ran, recomputation included."
+            if context.trains
+            else "",
+            "Something could not be counted: MACs, flops and FLOPS are at least what stands here."
+            if as_deepspeed and profile.lower_bound
+            else "",
         ),
     ]
     others = {"bwd": profile.flops.backward, "recomputed": profile.flops.recompute}

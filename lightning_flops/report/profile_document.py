@@ -91,16 +91,6 @@ def times_section(profile: Profile) -> Section:
     return Section(title, "", [Table([*parts, timing.global_step], columns, whole=True), words], "steps")
 
 
-_PHASES_ARE = (
-    "Rollout runs inside generate; scoring is a model that is called without gradients outside of it. Tokens of a "
-    "rollout are prompts and completions, padding included."
-)
-_ESTIMATED = (
-    "A server generated: FLOPs of its rollout are an estimate, the training's forward over as many tokens, and in no "
-    "sum."
-)
-
-
 def phases_section(profile: Profile) -> Section:
     """The phases of a step that has some beside training; they add up to it."""
     rows = list(profile.phases.items())
@@ -115,7 +105,14 @@ def phases_section(profile: Profile) -> Section:
         field("completed", "1.completion_tokens"),
         field("completed/s", "1.tokens_per_sec"),
     ]
-    words = sentences(_PHASES_ARE, _ESTIMATED if any(one.estimated for one in profile.phases.values()) else "")
+    words = sentences(
+        "Rollout runs inside generate; scoring is a model that is called without gradients outside of it. Tokens of a "
+        "rollout are prompts and completions, padding included.",
+        "A server generated: FLOPs of its rollout are an estimate, the training's forward over as many tokens, and in "
+        "no sum."
+        if any(one.estimated for one in profile.phases.values())
+        else "",
+    )
     return Section(f"Phases of a {profile.step_name}", "", [Table(rows, filled(rows, columns), whole=True), words])
 
 
@@ -424,26 +421,28 @@ def memory_section(profile: Profile) -> Section | None:
     memory, tensors = profile.memory, profile.tensors
     if memory is None:
         return None
-    kind, on_device, unknown = memory.kind, memory.kind == "allocated", _UNKNOWN_BYTES if profile.context.trains else {}
-    values = {f"{kind} at the end of {PHASES[phase]}": si(held, "B") for phase, held in memory.held_bytes.items()}
-    values[f"peak {kind}, of this process so far"] = si(memory.run_peak_bytes, "B")
-    if on_device:
-        values["peak reserved, of this process so far"] = si(memory.run_reserved_peak_bytes, "B")
-    values["parameters on this rank"] = si(memory.parameter_bytes, "B")
-    if profile.parameter_bytes:
-        values["parameters of the model"] = bytes_by_dtype(profile.parameter_bytes)
-    values["buffers"] = si(memory.buffer_bytes, "B")
-    for label, (name, reason) in unknown.items():
-        held = getattr(memory, name)
-        values[label] = f"{NOT_AVAILABLE} ({reason})" if held is None else si(held, "B")
-    if memory.peak_grew_in:
-        values["the peak grew in"] = memory.peak_grew_in.replace("_", " ")
-    if tensors is None:
-        values["held by tensors at the peak"] = f"{NOT_AVAILABLE} (compiled graphs' and FSDP's own are not seen)"
-    items: list[Item] = [] if tensors is None else [f"Of tensors: {headline(tensors)}.", *peak_tables(tensors)]
+    kind, on_device = memory.kind, memory.kind == "allocated"
+    unseen = f"{NOT_AVAILABLE} (compiled graphs' and FSDP's own are not seen)"
+    # What is empty is no figure of this run.
+    values = {
+        **{f"{kind} at the end of {PHASES[phase]}": si(held, "B") for phase, held in memory.held_bytes.items()},
+        f"peak {kind}, of this process so far": si(memory.run_peak_bytes, "B"),
+        "peak reserved, of this process so far": si(memory.run_reserved_peak_bytes, "B") if on_device else "",
+        "parameters on this rank": si(memory.parameter_bytes, "B"),
+        "parameters of the model": bytes_by_dtype(profile.parameter_bytes),
+        "buffers": si(memory.buffer_bytes, "B"),
+        **{
+            label: f"{NOT_AVAILABLE} ({reason})" if getattr(memory, name) is None else si(getattr(memory, name), "B")
+            for label, (name, reason) in (_UNKNOWN_BYTES if profile.context.trains else {}).items()
+        },
+        "the peak grew in": (memory.peak_grew_in or "").replace("_", " "),
+        "held by tensors at the peak": unseen if tensors is None else "",
+    }
+    items: list[Item] = [{label: value for label, value in values.items() if value}]
+    items += [] if tensors is None else [f"Of tensors: {headline(tensors)}.", *peak_tables(tensors)]
     about = "Bytes on the device, as its caching allocator counts them."
     about = about if on_device else "Bytes of this process on the host, all of it."
-    return Section(f"Memory of this rank in the counted {profile.context.step_word}", about, [values, *items])
+    return Section(f"Memory of this rank in the counted {profile.context.step_word}", about, items)
 
 
 # What training holds by its label: where a record has it, and why it may not be known.

@@ -61,21 +61,6 @@ def _memory(report: TraceReport, curves: Sequence[tables.MemoryCurve]) -> Sectio
     return Section("Memory", note, [peaks, Table(report.memory or (), _SIZES)], "curves")
 
 
-def _section(title: str, columns: Sequence[Column], report: TraceReport, rows: Sequence[Any]) -> Section:
-    """The section of one table."""
-    shown = filled(rows, columns) if title in ("Phases", "User-defined scopes") else columns
-    return Section(title, _NOTES[title], [Table(rows, shown, whole=title in ("Devices", "Phases"))])
-
-
-_NOTES = {
-    "Devices": "Within the steps. Utilization: a kernel ran. SM efficiency and occupancy are estimated from launches.",
-    "Phases": "On the host's clock, and the device work launched in them, by scopes in the trace or by operators: with "
-    "gradients on before a backward, and in autograd. What is in none is in others, once for each step.",
-    "Memory manipulation": "Copies and memsets: the calls that launched them, and they themselves.",
-    "User-defined scopes": "record_function and the like; device: work launched in them.",
-    "Idle": "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
-    f"begun. Kernel gap: launched in time, under {tables.KERNEL_GAP_LIMIT_US} us. Other: the rest.",
-}
 # What is said of what a trace lacks, by the field of it.
 _WITHOUT = {
     "device_metrics": Section(
@@ -90,9 +75,6 @@ def _where(row: Any) -> str:
 
 
 _BYTES = Column("", at("bytes"), unit="B", sort="bytes")
-_PHASES = [named("phase"), CALLS, *spread("host"), *spread("device", prefix="device ")]
-_SCOPES = [named("scope"), CALLS, *spread("host"), *spread("device", "total ratio", prefix="device ")]
-_TRANSFERS = [named("kind"), CALLS, _BYTES, *spread("host", prefix="call "), *spread("device")]
 _SIZES = [
     Column("operator", lambda row: "(outside operators)" if row.name is None else row.name, str, "name", is_name=True),
     Column("where", _where, str, left=True),
@@ -101,18 +83,6 @@ _SIZES = [
     Column("self", at("self_size_increase_bytes"), unit="B"),
     Column("allocation", at("allocation_bytes"), unit="B", sort="bytes"),
     Column("self", at("self_allocation_bytes"), unit="B", sort="self"),
-]
-_IDLE = [
-    Column("", _where, str),
-    Column("busy", at("busy_us"), unit="us", sort="total"),
-    *all_of({"host": "host_wait_us", "kernel gap": "kernel_gap_us", "other": "other_us"}, unit="us"),
-]
-_DEVICES = [
-    Column("", _where, str),
-    Column("", lambda row: row.name or "not described in the trace", str, left=True),
-    field("SMs", "sm_count"),
-    *all_of({"GPU utilization": "utilization", "SM efficiency": "sm_efficiency"}, percent),
-    *all_of({"occupancy, %": "occupancy_percent", "blocks/SM": "blocks_per_sm"}),
 ]
 _SIZES_CHARS = 44  # of a call of many tensors, more only where rows would look alike
 _KINDS = [
@@ -309,20 +279,75 @@ def _children(report: TraceReport, children: Sequence[tables.ChildRow]) -> Secti
     return Section("Operators and what they called", note, [Table(rows, filled(rows, columns))])
 
 
+def _table(
+    title: str,
+    note: str,
+    columns: Sequence[Column],
+    _: TraceReport,
+    rows: Sequence[Any],
+    *,
+    whole: bool = False,
+    known: bool = False,
+) -> Section:
+    """The section of one table: all rows of a *whole* one, and of columns those of which something is *known*."""
+    return Section(title, note, [Table(rows, filled(rows, columns) if known else columns, whole)])
+
+
 _SECTIONS: dict[str, Callable[[TraceReport, Any], Section]] = {
     "step_times": _steps,
-    "device_metrics": partial(_section, "Devices", _DEVICES),
+    "device_metrics": partial(
+        _table,
+        "Devices",
+        "Within the steps. Utilization: a kernel ran. SM efficiency and occupancy are estimated from launches.",
+        [
+            Column("", _where, str),
+            Column("", lambda row: row.name or "not described in the trace", str, left=True),
+            field("SMs", "sm_count"),
+            *all_of({"GPU utilization": "utilization", "SM efficiency": "sm_efficiency"}, percent),
+            *all_of({"occupancy, %": "occupancy_percent", "blocks/SM": "blocks_per_sm"}),
+        ],
+        whole=True,
+    ),
     "kernel_summary": _kernels,
     "flops": _flops,
-    "phases": partial(_section, "Phases", _PHASES),
+    "phases": partial(
+        _table,
+        "Phases",
+        "On the host's clock, and the device work launched in them, by scopes in the trace or by operators: with "
+        "gradients on before a backward, and in autograd. What is in none is in others, once for each step.",
+        [named("phase"), CALLS, *spread("host"), *spread("device", prefix="device ")],
+        whole=True,
+        known=True,
+    ),
     "modules": _modules,
     "overlap": _communication,
     "operators": _operators,
     "children": _children,
     "memory_curves": _memory,
-    "transfers": partial(_section, "Memory manipulation", _TRANSFERS),
-    "user_scopes": partial(_section, "User-defined scopes", _SCOPES),
-    "idle": partial(_section, "Idle", _IDLE),
+    "transfers": partial(
+        _table,
+        "Memory manipulation",
+        "Copies and memsets: the calls that launched them, and they themselves.",
+        [named("kind"), CALLS, _BYTES, *spread("host", prefix="call "), *spread("device")],
+    ),
+    "user_scopes": partial(
+        _table,
+        "User-defined scopes",
+        "record_function and the like; device: work launched in them.",
+        [named("scope"), CALLS, *spread("host"), *spread("device", "total ratio", prefix="device ")],
+        known=True,
+    ),
+    "idle": partial(
+        _table,
+        "Idle",
+        "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
+        f"begun. Kernel gap: launched in time, under {tables.KERNEL_GAP_LIMIT_US} us. Other: the rest.",
+        [
+            Column("", _where, str),
+            Column("busy", at("busy_us"), unit="us", sort="total"),
+            *all_of({"host": "host_wait_us", "kernel gap": "kernel_gap_us", "other": "other_us"}, unit="us"),
+        ],
+    ),
 }
 
 

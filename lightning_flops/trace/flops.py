@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -141,21 +141,20 @@ def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints
 
 def _inputs_of(trace: Trace) -> Ints:
     """For each row the index of its inputs; of a convolution in a file without strides that of its backward."""
-    # There stand the sizes of values, result and weight; a forward has the same of values and weight.
-    parent, found, by_sizes = links_of(trace).parent, trace.inputs.astype(np.int64), dict[tuple[_Sizes, _Sizes], int]()
+    # There stand the sizes of values, result and weight: a half is called by it, a forward has its values and weight.
+    found, parent = trace.inputs.astype(np.int64), links_of(trace).parent
     is_old = trace.where(_OLD_CONVOLUTION.match, Kind.OPERATOR) & (found >= 0)
-    of_backward = trace.where(lambda name: name.endswith("_convolution_backward"), Kind.OPERATOR) & (found >= 0)
-    for number in np.unique(found[of_backward]).tolist():
+    halves = is_old & trace.where(lambda name: "_backward_" in name, Kind.OPERATOR) & (parent >= 0)
+    wholes = trace.where(lambda name: name.endswith("_convolution_backward"), Kind.OPERATOR) & (found >= 0)
+    results = defaultdict[tuple[_Sizes, _Sizes], dict[_Sizes, int]](dict)
+    for number in np.unique(found[wholes]).tolist():
         values, result, weight = _sizes(trace.recorded_inputs[number])
-        if trace.recorded_inputs[number].concrete is not None:
-            continue
-        other = by_sizes.setdefault((values, weight), number)
-        if other >= 0 and _sizes(trace.recorded_inputs[other])[1] != result:
-            by_sizes[values, weight] = -1  # strides differ, which the file does not say
-    for row in np.flatnonzero(is_old).tolist() if by_sizes else ():
-        values, weight, _ = _sizes(trace.recorded_inputs[found[row]])
-        of_half = parent[row] if "_backward_" in trace.name_of(row) else -1
-        found[row] = trace.inputs[of_half] if of_half >= 0 else by_sizes.get((values, weight), found[row])
+        results[values, weight][result] = number
+    for number in np.unique(found[is_old & ~halves]).tolist():
+        values, weight, _ = _sizes(trace.recorded_inputs[number])
+        if len(same := results[values, weight]) == 1:  # else strides differ, which the file does not say
+            found[is_old & (trace.inputs == number)] = next(iter(same.values()))
+    found[halves] = trace.inputs[parent[halves]]
     return found
 
 

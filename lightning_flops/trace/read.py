@@ -110,9 +110,9 @@ class Event(msgspec.Struct, gc=False):
 
 DECODER = msgspec.json.Decoder(list[Event])  # what no table needs of a text is checked and passed over
 _AS_WRITTEN = ("sequence", "forward_thread", "correlation", "blocks_per_sm")  # columns of what an event's ``args`` say
-_CODES = defaultdict(lambda: np.dtype(np.int64).char, blocks_per_sm="d", occupancy_percent="d", kind="b")
-_CODES |= dict.fromkeys(("name", "lane", "inputs", "collective"), "i")
-"""Types of columns as ``struct`` and numpy name them."""
+# Types of columns as ``struct`` and numpy name them.
+_CODES = defaultdict(lambda: np.dtype(np.int64).char, dict.fromkeys(("name", "lane", "inputs", "collective"), "i"))
+_CODES |= {"blocks_per_sm": "d", "occupancy_percent": "d", "kind": "b"}
 
 
 def _packed(name: str, values: Sequence[Any]) -> bytes:
