@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import fmean, harmonic_mean
-from typing import Any
 
 from lightning_flops.analysis.counts import (
     ModuleNode,
@@ -319,29 +318,20 @@ class _Tree:
 
     def _latencies(self, names: Sequence[str]) -> str:
         """Latencies of the module of this name, or the means of several; nothing where one is not known."""
-        parts = []
+        times, parts = [self._times.get(name) for name in names], []
         for phase, word in (("forward", "fwd"), ("backward", "bwd")):
-            if (seconds := self._mean(names, f"{phase}_sec", fmean)) is not None:
-                share = _share(seconds, at(f"times.{phase}_sec")(self._root))
-                rate, of_peak = (self._mean(names, f"{phase}_{name}") for name in ("flops_per_sec", "utilization"))
-                of = f"{word} latency {amount(seconds, 's')}{self._range(names, phase)}, {share} {word} latency"
-                of += "" if rate is None else f", {amount(rate, 'FLOP/s')}"
-                parts.append(of if of_peak is None else f"{of}, {_share(of_peak, 1.0)} of peak")
+            figures = (f"{phase}_sec", f"{phase}_flops_per_sec", f"{phase}_utilization")
+            seconds, rates, shares = ([*map(at(figure), times)] for figure in figures)
+            if None in seconds:
+                continue
+            mean, least, largest = fmean(seconds), min(seconds), max(seconds)
+            ends = f" ({amount(least, 's')} to {amount(largest, 's')})" if largest > _FAR_FROM_MEAN * mean else ""
+            of_all = _share(mean, at(f"times.{phase}_sec")(self._root))
+            # Their FLOPs are the same, so the harmonic mean of their rates is that of all.
+            rate = "" if None in rates else f", {amount(harmonic_mean(rates), 'FLOP/s')}"
+            of_peak = "" if None in shares else f", {_share(harmonic_mean(shares), 1.0)} of peak"
+            parts.append(f"{word} latency {amount(mean, 's')}{ends}, {of_all} {word} latency{rate}{of_peak}")
         return f"<{'; '.join(parts)}>" if parts else ""
-
-    def _range(self, names: Sequence[str], phase: str) -> str:
-        """The least and the largest of several latencies, where one is far from their mean."""
-        found = [float(at(f"{phase}_sec")(self._times[name])) for name in names]
-        if max(found) <= _FAR_FROM_MEAN * fmean(found):
-            return ""
-        return f" ({amount(min(found), 's')} to {amount(max(found), 's')})"
-
-    def _mean(
-        self, names: Sequence[str], figure: str, mean: Callable[[list[Any]], float] = harmonic_mean
-    ) -> float | None:
-        """A figure of alike modules: their FLOPs are the same, so the harmonic mean of their rates is that of all."""
-        found = [getattr(self._times.get(name), figure, None) for name in names]
-        return None if None in found else mean(found)
 
     def _figures(self, node: ModuleNode) -> str:
         module, total, root, per_step = node.module, node.module.total, self._root, self._profile.per_step

@@ -10,7 +10,7 @@ from typing import Any
 from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.analysis.formula import FlopsFormula
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.report.compare_text import comparison_headline, comparison_sections
+from lightning_flops.report.compare_text import comparison_headline, comparison_sections, ranks_section
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
 from lightning_flops.report.document import VIEW, Section, View, as_html, draw, draw_all, sentences, some_of
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines, summary_section
@@ -29,7 +29,6 @@ from lightning_flops.report.profile_document import (
     uncounted_section,
     without_advice,
 )
-from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.plan import FormulaReport, MemoryReport, Plan

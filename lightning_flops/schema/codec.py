@@ -90,14 +90,7 @@ _decoder: Any = cache(lambda cls: msgspec.json.Decoder(cls, dec_hook=_from_plain
 
 def _decoded(cls: type[_T], text: str) -> _T:
     try:
-        try:
-            return cast("_T", _decoder(cls).decode(text))
-        except msgspec.DecodeError as error:
-            if "malformed" not in str(error):
-                raise
-            # Perhaps by NaN, which Python reads: it is refused by its place then.
-            plain = json.loads(text, parse_constant=type("NaN or Infinity", (Exception,), {}))
-            return msgspec.convert(plain, cls, dec_hook=_from_plain)
+        return cast("_T", _decoder(cls).decode(text))
     except RecursionError as error:
         raise ProfileFormatError("the profile is nested too deep") from error
     except (msgspec.MsgspecError, ValueError) as error:

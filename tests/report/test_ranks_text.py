@@ -8,8 +8,8 @@ import pytest
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.report.compare_text import ranks_section
 from lightning_flops.report.document import VIEW, draw
-from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.profile import Profile
 from tests.golden_files import golden

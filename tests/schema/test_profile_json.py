@@ -53,7 +53,7 @@ def _changed(**changes: object) -> str:
         (_changed(flops__forward=3.5), r"Expected `int`, got `float` - at `\$\.flops\.forward`"),
         (_changed(rates__mfu="high"), r"Expected `float \| null`, got `str` - at `\$\.rates\.mfu`"),
         (_changed(settings__causal_attention="some"), r"Invalid enum value 'some' - at `\$\.settings\."),
-        (_changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": NaN'), r"`NaN or Infinity` - at `\$\.mic"),
+        (_changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": NaN'), r"JSON is malformed: invalid"),
         (_changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": 1e999'), r"out of range - at `\$\.micro"),
         ("[" * 100_000, "Expected `object`, got `array`"),
         ('{"schema_version": 12, "notes": ' + "[" * 100_000, "the profile is nested too deep"),
