@@ -1,8 +1,8 @@
 """What a step costs outside of windows under each adapter: host µs over the same training without the profiler.
 
 The same small network trains in short trainings, one after the other in one process: in a loop of its own, in a
-Lightning ``Trainer`` and in that of transformers, bare and with the profiler, in a new order in every round. Each logs
-every 50 steps, to something that writes nothing, and the profiler's readings go along. The figure of a training is the
+Lightning ``Trainer``, in that of transformers and by a DeepSpeed engine, bare and with the profiler, in a new order in
+every round. Each logs every 50 steps, to something that writes nothing, and the profiler's readings go along. The figure of a training is the
 mean of its steps but the first 200; what the profiler counts in them to check its FLOPs is in the mean. Differences are
 taken within a round: medians with 95% bootstrap intervals. CPU is the time of the thread that trains. Two bare arms
 show how large a difference of nothing is.
@@ -11,6 +11,7 @@ show how large a difference of nothing is.
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, profile_training
 from tests.lightning.nets import ROOT, new_trainer
+from tests.ranks import DEEPSPEED_ON_CPU
 
 from . import phase_times
 from .machine import RESULTS
@@ -126,7 +128,27 @@ def transformers(net: SmallNet, settings: Settings, *, folder: Path) -> None:
     trainer.train()
 
 
-TRAININGS = {"own loop": own_loop, "Lightning": lightning, "transformers": transformers}
+def deepspeed(net: SmallNet, settings: Settings, **_: Any) -> None:
+    """An engine of DeepSpeed's, which trains on this processor alone."""
+    os.environ.update({**DEEPSPEED_ON_CPU, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ.get("MASTER_PORT", "29577")})
+    import deepspeed
+
+    from lightning_flops.deepspeed import attach
+
+    deepspeed.init_distributed("gloo", verbose=False)
+    config = {"train_micro_batch_size_per_gpu": 2, "steps_per_print": LOG_EVERY, "zero_allow_untested_optimizer": True}
+    engine, *_rest = deepspeed.initialize(model=net, optimizer=net.configure_optimizers(), config=config)
+    handle = None if settings is None else attach(engine, settings)
+    for rows in _batches():
+        engine.backward(engine(rows)["loss"])
+        engine.step()
+    if handle is not None:
+        handle.detach()
+    engine.destroy()
+
+
+TRAININGS = {"own loop": own_loop, "Lightning": lightning, "transformers": transformers, "DeepSpeed": deepspeed}
 
 
 def _rows(name: str, rounds: int, folder: Path) -> list[list[object]]:
@@ -151,15 +173,16 @@ def _rows(name: str, rounds: int, folder: Path) -> list[list[object]]:
 
 def main() -> None:
     """Measures what steps cost and whether reported latencies are true, and writes the page of both."""
-    options = start(__file__, __doc__, RESULTS / "time.md", rounds=20, sizes=list(phase_times.SIZES))
+    named = {"sizes": list(phase_times.SIZES), "trainings": list(TRAININGS)}
+    options = start(__file__, __doc__, RESULTS / "time.md", rounds=20, **named)
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in TRAININGS:
+        for name in options.trainings:
             rows += _rows(name, options.rounds, Path(folder))
     columns = ["training", "arm", ">CPU", ">over bare", ">wall", ">over bare", "target: mean CPU over bare"]
     lines = ["# What times come to, and what timing costs", "", "Again: `make bench-time`.", ""]
     lines += phase_times.section(options.sizes, options.rounds)
-    lines += [*described(__doc__, "torch", "lightning", "transformers", level="##"), *table(columns, rows)]
+    lines += [*described(__doc__, "torch", "lightning", "transformers", "deepspeed", level="##"), *table(columns, rows)]
     write_page(options.output, lines)
 
 

@@ -25,7 +25,7 @@ except ModuleNotFoundError as missing:
 
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lightning_flops.adapters.deepspeed import EngineAdapter, engine_run, log_mistakes, make_without_builtin
+from lightning_flops.adapters.deepspeed import EngineAdapter, engine_run, make_without_builtin, settings_of
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.measure.patches import Ends, listen
@@ -93,7 +93,7 @@ def attach(
 ) -> Handle:
     """Profile *engine* from here on; its steps are counted from the one that begins now or next.
 
-    *config* is a ``"flops_profiler"`` block, or a DeepSpeed config (object, path or URL) that has one. None takes the
+    *config* is a ``"flops_profiler"`` block, or a DeepSpeed config (object or path) that has one. None takes the
     block of the engine's own config, in which a mistake is a warning, or the defaults if it has none. Asked again, this
     returns the same handle, and a new one after ``detach()``.
 
@@ -116,8 +116,6 @@ def attach(
         handle._kept = weakref.ref(adapter)
         handle._delivery = adapter.run.delivery
         adapter.begin()
-    else:
-        logger.info("flops_profiler.enabled is false: the engine is not profiled")
     _handles[engine] = handle
     return handle
 
@@ -136,20 +134,18 @@ def _settings(
     if isinstance(config, ProfilerConfig):
         return config
     if config is None:
-        taken = _block_of(engine)
-        return ProfilerConfig() if taken is None else taken.settings
+        return _block_of(engine).settings
     if isinstance(config, Mapping) and BLOCK not in config:
         return ProfilerConfig.from_block({"enabled": True, **config})
     return ProfilerConfig.from_deepspeed_config(config)
 
 
-def _block_of(engine: Any) -> TakenBlock | None:
-    """The block of *engine*'s own config, as the user wrote it, whose mistakes rank 0 logs; None without one."""
-    as_written = getattr(getattr(engine, "_config", None), "_param_dict", {})
-    taken = ProfilerConfig.taken_over(as_written[BLOCK]) if BLOCK in as_written else None
-    if taken is not None and engine.global_rank == 0:
-        log_mistakes(taken, run="engine")
-    return taken
+def _block_of(engine: Any, without: object = None) -> TakenBlock:
+    """The block of *engine*'s own config, as the user wrote it, or this; rank 0 logs its mistakes."""
+    block = getattr(getattr(engine, "_config", None), "_param_dict", {}).get(BLOCK, without)
+    # Off is what the config says, or the block was forgotten, or its name misspelt.
+    level = logging.INFO if isinstance(block, Mapping) and "enabled" in block else logging.WARNING
+    return settings_of(block, {}, enabled=False, run="engine", logs=engine.global_rank == 0, level=level)
 
 
 def _begins(kind: type, engine: Any, *_: Any, **__: Any) -> Ends | None:
@@ -168,12 +164,8 @@ def _begins(kind: type, engine: Any, *_: Any, **__: Any) -> Ends | None:
 
 
 def _attach_by_block(engine: Any) -> None:
-    taken = _block_of(engine)
-    if taken is not None and taken.settings.enabled:
+    taken = _block_of(engine, without={})
+    if taken.settings.enabled:
         attach(engine, taken.settings)
-    elif engine.global_rank == 0 and (taken is None or not taken.wrong):
-        why = 'config has no "flops_profiler" block that is enabled'
-        OUTCOMES.reasons.append(f"the DeepSpeed {why}")
-        # Off is what the config says, or the block was forgotten, or its name misspelt.
-        level = logging.INFO if taken is not None and taken.says_enabled else logging.WARNING
-        logger.log(level, "this engine is not profiled: its %s", why)
+    elif not taken.wrong:
+        OUTCOMES.reasons.append(f'the DeepSpeed config has no "{BLOCK}" block that is enabled')

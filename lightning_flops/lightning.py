@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -122,7 +123,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | os.PathLike[str]) -> FlopsProfilerCallback:
         """A callback with the settings of a DeepSpeed config's ``"flops_profiler"`` block; without one it does nothing.
 
-        *config* is a dict, or the path or URL of a JSON file; a ConfigError says what is wrong in it.
+        *config* is a dict, or the path of a JSON file; a ConfigError says what is wrong in it.
         """
         callback = cls.__new__(cls)
         settings = ProfilerConfig.from_deepspeed_config(config)
@@ -187,7 +188,6 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         elif self._adapter is not None:
             self._adapter.outside("validation")
 
-    @safe
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
@@ -200,7 +200,6 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if trainer.state.fn == "validate":
             self.on_train_batch_start(trainer, *args, **kwargs)
 
-    @safe
     def on_train_batch_end(
         self,
         trainer: Trainer,
@@ -219,12 +218,10 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if trainer.state.fn == "validate":
             self.on_train_batch_end(trainer, *args, **kwargs)
 
-    @safe
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._adapter is not None:
             self._adapter.outside("epoch restart")
 
-    @safe
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._adapter is not None:
             self._adapter.saves()
@@ -257,7 +254,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             enabled=not self._for_any_trainer,
             run=run,
             logs=trainer.is_global_zero,
-            expected=not self._for_any_trainer,  # a user who wrote the callback into the program expects a profile
+            # A user who wrote the callback into the program expects a profile.
+            level=logging.INFO if self._for_any_trainer else logging.WARNING,
         )
         self._config = taken.settings
         if run == "fit" and is_deepspeed(trainer) and (self._config.enabled or taken.wrong):

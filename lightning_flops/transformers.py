@@ -91,7 +91,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         if isinstance(self, CallbackOfAnyTrainer) and not all(isinstance(one, CallbackOfAnyTrainer) for one in ours):
             return ProfilerConfig(enabled=False)
         logs = trainer.is_world_process_zero()
-        return settings_of(block_of(trainer), self._given, run="training", logs=logs).settings
+        return settings_of(block_of(trainer), self._given, enabled=True, run="training", logs=logs).settings
 
     def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
         if self._adapter is not None:

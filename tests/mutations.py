@@ -234,9 +234,9 @@ MUTATIONS = (
     Mutation("run/throughput.py", "0.0 if ends_step else seconds", "0.0", "run/test_monitor.py"),
     Mutation("run/throughput.py", "if self._fetches > 1 or not inside", "if not inside", "run/test_monitor.py"),
     Mutation("run/throughput.py", "2 * self.length", "self.length", "run/test_monitor.py"),
-    Mutation("run/ranks.py", "min(window.deadline, ends)", "ends", "ranks/test_ranks.py"),
-    Mutation("run/ranks.py", "elif not late:", "else:", "ranks/test_ranks.py"),
-    Mutation("run/ranks.py", "sent >= self._world_size - 1", "sent >= self._world_size", "ranks/test_ranks.py"),
+    Mutation("run/ranks.py", "min(timeout_sec, max(", "(max(", "ranks/test_ranks.py"),
+    Mutation("run/ranks.py", "elif is_out:", "else:", "ranks/test_ranks.py"),
+    Mutation("run/ranks.py", "is_late or sent >=", "is_late and sent >=", "ranks/test_ranks.py"),
     Mutation(
         "run/ranks.py", "return answer if answer.rank == rank else", "return answer if True else", "ranks/test_ranks.py"
     ),

@@ -176,7 +176,7 @@ def test_the_block_of_a_config_is_read_and_is_off_unless_it_says_enabled(tmp_pat
     ("content", "words"),
     [
         (None, "cannot read the DeepSpeed config {}: No such file or directory"),
-        ("[1]", "the DeepSpeed config {} must hold a JSON object, got [1]"),
+        ("[1]", "a DeepSpeed config must be a JSON object or the path of one, got [1]"),
         (
             '{\n  "train_batch_size": 8,\n  "flops_profiler": {"enabled" true}\n}',
             "cannot read the DeepSpeed config {}: Expecting ':' delimiter: line 3 column 32 (char 58)",

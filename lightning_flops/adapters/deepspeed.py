@@ -132,32 +132,26 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
 
 
 def settings_of(
-    block: object | None, given: Mapping[str, Any], *, enabled: bool = True, run: str, logs: bool, expected: bool = True
+    block: object | None, given: Mapping[str, Any], *, enabled: bool, run: str, logs: bool, level: int = logging.WARNING
 ) -> TakenBlock:
     """The settings of a *run*: those of the *block* (None: there is none), and those *given*, which win.
 
-    A block without the key ``enabled`` is *enabled* or not. With *logs*, what is wrong is logged, and that the run is
-    not profiled, which is a warning where a profile is *expected*.
+    A block without the key ``enabled`` is *enabled* or not. With *logs*, what is wrong is logged; and, at this *level*,
+    that the run is not profiled, where nothing is.
     """
     if block is None:
-        taken = TakenBlock(ProfilerConfig(**given), (), None, says_enabled=False)
+        taken = TakenBlock(ProfilerConfig(**given), (), None)
     else:
         taken = ProfilerConfig.taken_over(block, given=given, enabled=enabled)
     if logs:
-        log_mistakes(taken, run=run)
-        if not (taken.wrong or taken.settings.enabled):
-            level = logging.WARNING if expected else logging.INFO
+        for words in taken.unknown:
+            logger.warning("in the DeepSpeed config, %s", words)
+        if taken.wrong:
+            OUTCOMES.warned = True
+            logger.warning("this %s is not profiled: %s", run, taken.wrong)
+        elif not taken.settings.enabled:
             logger.log(level, "flops_profiler.enabled is not true: this %s is not profiled", run)
     return taken
-
-
-def log_mistakes(taken: TakenBlock, *, run: str) -> None:
-    """Log which keys of a block are ignored, and whether a wrong value keeps the *run* from being profiled."""
-    for words in taken.unknown:
-        logger.warning("in the DeepSpeed config, %s", words)
-    if taken.wrong:
-        OUTCOMES.warned = True
-        logger.warning("this %s is not profiled: %s", run, taken.wrong)
 
 
 # ---- engines

@@ -30,7 +30,7 @@ from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import Loop, RunContext, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.run import Run
+from lightning_flops.run.run import Run, safe
 from lightning_flops.run.throughput import Batch
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
@@ -262,8 +262,9 @@ class LightningAdapter(PhasedAdapter):
         self.run.leave()
         self._done.updates += part == "optimizer" and not self._is_elsewhere()
 
-    # ---- batches, epochs, validations: hooks of the callback, which are safe
+    # ---- batches, epochs, validations, by the hooks of the callback
 
+    @safe
     def outside(self, what: str) -> None:
         """*what* begins between two batches, and belongs to no step, nor does what ran since the last batch."""
         self.run.tokens.fetched.clear()
@@ -271,11 +272,13 @@ class LightningAdapter(PhasedAdapter):
             self.run.between_steps("")
         self.run.between_steps(what, since_batch=True)
 
+    @safe
     def saves(self) -> None:
         """A checkpoint is being saved; between two batches it belongs to no step, until the next one is asked for."""
         if self._batch[0] is None:
             self.run.between_steps("checkpoint")
 
+    @safe
     def batch_starts(self, batch: Any) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
         run = self.run
@@ -287,6 +290,7 @@ class LightningAdapter(PhasedAdapter):
         self._batch = batch, tensor_shapes(batch), tokens
         run.batch_begins(*self._batch[1:])
 
+    @safe
     def batch_ends(self, batch: Any, outputs: Any) -> None:
         """*batch* went through the loop, and with it perhaps a step; *outputs* is what Lightning keeps of it."""
         if batch is None:
@@ -295,8 +299,9 @@ class LightningAdapter(PhasedAdapter):
         if batch is not given:
             shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
         combined: Any = getattr(self._loop_itself, "_combined_loader", None)  # a private name, as that of its mode
-        is_of_one = getattr(combined, "_mode", "sequential") == "sequential"
-        rows = None if is_of_one else _rows(batch, combined.iterables)
+        rows = None
+        if getattr(combined, "_mode", "sequential") != "sequential" and isinstance(combined.iterables, _SEVERAL):
+            rows = _rows(batch, combined.iterables)
         if self._trains and not self._manual and not outputs:  # the step returned None: nothing was trained on
             rows, shapes, tokens = 0, (), None
         done.batches += 1
@@ -367,9 +372,7 @@ def _loaders(of_loop: Any) -> list[Any]:
 
 
 def _rows(batch: Any, loaders: Any) -> int | None:
-    """Rows of *batch* from *loaders* at a time, all of them together; None: it is of one loader, or not known."""
-    if not isinstance(loaders, _SEVERAL):
-        return None
+    """Rows of *batch* from several *loaders* at a time, all of them together; None: they are not known."""
     known = [samples_in(tensor_shapes(one)) for one in _parts(batch, loaders) if one is not None]
     return None if None in known else sum(one or 0 for one in known)
 

@@ -11,7 +11,7 @@ import os
 import runpy
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -111,26 +111,13 @@ _FORMS = {
 _TEXTS = (rules.PATH_OR_NONE, rules.TAG_PREFIX, rules.FULL_OR_HALF)
 
 
-class _Pieces(argparse.Action):
-    """Puts the pieces of a mapping together."""
-
-    def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
-        before = getattr(namespace, self.dest)
-        if before is not None and isinstance(before, Mapping) != isinstance(value, Mapping):
-            raise argparse.ArgumentError(self, "must be one value for all names, or one for each, not both")
-        setattr(namespace, self.dest, {**before, **value} if isinstance(before, Mapping) else value)
-
-
 def option_name(setting: str) -> str:
     """How a command line writes a *setting*."""
     return f"--{setting.replace('_', '-')}"
 
 
 def setting(name: str, *options: str, help: str = "", metavar: str = "") -> Option:
-    """The option for the setting *name*, by which its value is checked; its own name and help if no others are given.
-
-    Pieces of a mapping may be given one by one.
-    """
+    """The option for the setting *name*, by which its value is checked; its own name and help if it has no others."""
     rule, words = SETTINGS[name].rule, SETTINGS[name].help.replace("``", "")
     form, example = _FORMS.get(rule, ("VALUE", ""))
     written = f", written {example}" if example else ""
@@ -146,7 +133,7 @@ def setting(name: str, *options: str, help: str = "", metavar: str = "") -> Opti
 
     shown = f"{help or words.replace('%', '%%')}{f' As {example}.' if example else ''}"
     names, form = options or (option_name(name),), metavar or form
-    return lambda parser: parser.add_argument(*names, type=read, action=_Pieces, metavar=form, help=shown)
+    return lambda parser: parser.add_argument(*names, type=read, metavar=form, help=shown)
 
 
 def _value(text: str) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import os
@@ -222,11 +221,21 @@ class ProfilerConfig:
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | os.PathLike[str]) -> ProfilerConfig:
         """Settings from the ``"flops_profiler"`` block of a DeepSpeed config; not enabled if it has none.
 
-        *config* is a mapping, or the path or URL of a JSON file; a ConfigError says what is wrong in it.
+        *config* is a mapping, or the path of a JSON file; a ConfigError says what is wrong in it.
         """
-        if not isinstance(config, Mapping):
-            config = _read_config(config)
-        return cls.from_block(config.get(BLOCK, {}))
+        whole: Any = config
+        if isinstance(config, (str, os.PathLike)):
+            try:
+                whole = json.loads(Path(config).expanduser().read_bytes())
+            except (OSError, ValueError, RecursionError) as error:
+                raise ConfigError(
+                    f"cannot read the DeepSpeed config {config}: {getattr(error, 'strerror', None) or error}"
+                ) from error
+        if not isinstance(whole, Mapping):
+            raise ConfigError(
+                f"a DeepSpeed config must be a JSON object or the path of one, got {shown(whole, chars=80)}"
+            )
+        return cls.from_block(whole.get(BLOCK, {}))
 
     @classmethod
     def taken_over(cls, block: object, *, given: Mapping[str, Any] | None = None, enabled: bool = False) -> TakenBlock:
@@ -236,11 +245,10 @@ class ProfilerConfig:
         its rule means that nothing is profiled. The caller warns of both. Settings *given* elsewhere win over the
         block's; without the key ``enabled`` it is *enabled* or not.
         """
-        given, unknown, wrong, says_enabled = given or {}, list[str](), None, False
+        given, unknown, wrong = given or {}, list[str](), None
         try:
             if not isinstance(block, Mapping):
                 raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
-            says_enabled = "enabled" in block
             unknown = [unknown_setting(name, SETTINGS) for name in block if name not in SETTINGS]
             # As DeepSpeed takes an empty ``output_file``.
             known = {name: None if value == "" else value for name, value in block.items() if name in SETTINGS}
@@ -249,7 +257,7 @@ class ProfilerConfig:
             wrong = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             taken = cls(**{**given, "enabled": False})
         # A value in a block may be as long as a file.
-        return TakenBlock(taken, tuple(unknown), wrong and wrong[:300], says_enabled)
+        return TakenBlock(taken, tuple(unknown), wrong and wrong[:300])
 
 
 class TakenBlock(NamedTuple):
@@ -258,7 +266,6 @@ class TakenBlock(NamedTuple):
     settings: ProfilerConfig  # not enabled if a value is wrong
     unknown: tuple[str, ...]  # one message for each ignored key, which names the nearest setting
     wrong: str | None  # why this block profiles nothing: the setting, its rule and the value; None if nothing is wrong
-    says_enabled: bool  # whether the block has the key ``enabled``
 
 
 SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in fields(ProfilerConfig)}
@@ -266,26 +273,6 @@ SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in 
 OF_DEEPSPEED = tuple(SETTINGS)[:7]
 ARGUMENTS = tuple(name for name in SETTINGS if name not in _IN_A_BLOCK_ONLY)
 """The names of the settings that are arguments."""
-
-
-def _read_config(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """The JSON object in the file of a DeepSpeed config at *path*, which is a path or URL."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise ConfigError(f"a DeepSpeed config must be an object or the path of a JSON file, got {shown(path)}")
-    place = os.fspath(path)
-    try:
-        if "://" in place or "::" in place:  # importing fsspec takes a tenth of a second, and few need it here
-            files, name = importlib.import_module("fsspec").core.url_to_fs(place)
-            content: bytes = files.cat_file(name)
-        else:
-            content = Path(place).expanduser().read_bytes()  # not by fsspec, which cannot read a pipe
-        value = json.loads(content.decode("utf-8-sig"))
-    except (OSError, ValueError, ImportError, RecursionError) as error:  # ImportError: a URL may need a package
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ConfigError(f"cannot read the DeepSpeed config {path}: {reason}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"the DeepSpeed config {path} must hold a JSON object, got {shown(value, chars=80)}")
-    return value
 
 
 def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How the reports of a run are made and where they get: on a thread of its own, from all ranks, into the run's loggers.
 
-A closed window becomes a profile, and that text and files, on the worker's thread; so do the records of other ranks.
-The training thread looks at a counter of theirs, and gives what is ready to the run's loggers, at its next batch.
+A closed window becomes a profile, on the first of several ranks with the records of the others, and that text and
+files, on the worker's thread. The training thread gives what is ready to the run's loggers at its next batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.records import RunContext, WindowRecord
 from lightning_flops.report.text import figures
 from lightning_flops.run.adapter import Facts
-from lightning_flops.run.ranks import PAUSE_SEC, NoStoreError, Ranks
+from lightning_flops.run.ranks import PAUSE_SEC, Ranks
 from lightning_flops.schema.profile import Profile, ThroughputSummary
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.sinks.file import keep_trace
@@ -53,33 +53,31 @@ OUTCOMES = Outcomes()
 
 
 class Worker:
-    """Runs jobs one after another on a daemon thread, which is there while there are jobs, and in no forked child.
+    """Runs jobs one after another, each on a daemon thread that waits for the one before, and none in a forked child.
 
     What is slow there, or hangs, never stops the training.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler of the user's may come back here
-        self._jobs: list[tuple[str, Callable[[], None]]] = []  # the one that runs is the first
+        self._missing: list[str] = []  # what is still to be made
+        self._latest: threading.Thread | None = None  # of the last job
         self._running_since = 0.0
-        self._thread: threading.Thread | None = None
-        self._latest: threading.Thread | None = None  # it ends a moment after it has nothing more to do
+        self.is_paused = False  # the running job waits, and takes no processor time
+        self._paused_sec = 0.0  # how long jobs have
         self._pid = os.getpid()
         self._given_up = False
 
-    def submit(self, job: Callable[[], None], what: str = "a report") -> None:
-        """Run *job*, which makes *what*, on the worker's thread."""
+    def submit(self, job: Callable[[], object], what: str = "a report") -> None:
+        """Run *job*, which makes *what*, behind those that were submitted before."""
         if self.is_off:
             return
-        with self._lock:
-            self._jobs.append((what, job))
-            if self._thread is None:
-                thread = threading.Thread(target=self._work, name="lightning_flops", daemon=True)
-                try:
-                    thread.start()
-                    self._thread = self._latest = thread
-                except RuntimeError:  # the interpreter ends, and starts no more threads
-                    self._work()
+        self._missing.append(what)
+        of_job = (self._latest, what, job)
+        self._latest = threading.Thread(target=self._run, args=of_job, name="lightning_flops", daemon=True)
+        try:
+            self._latest.start()
+        except RuntimeError:  # the interpreter ends, and starts no more threads
+            self._run(None, what, job)
 
     @property
     def is_off(self) -> bool:
@@ -89,39 +87,37 @@ class Worker:
     @property
     def is_busy(self) -> bool:
         """Whether a job takes processor time from the training."""
-        return self._thread is not None and host_clock.now() < self._running_since + _SEC_TO_COMPUTE
+        until = self._running_since + _SEC_TO_COMPUTE
+        return bool(self._missing) and not self.is_paused and host_clock.now() < until
 
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    self._thread = None
-                    return
-                what, job = self._jobs[0]
-                self._running_since = host_clock.now()
-            try:
+    def _run(self, before: threading.Thread | None, what: str, job: Callable[[], object]) -> None:
+        if before is not None and before.is_alive():
+            before.join()
+        try:
+            self._running_since = host_clock.now()
+            if not self._given_up:
                 job()
-            except BaseException as error:  # no caller above could take it
-                words, shown = f"{type(error).__name__}: {error}", error if logger.isEnabledFor(logging.DEBUG) else None
-                logger.warning("%s was lost: %s", what, words, exc_info=shown)
-            with self._lock:
-                del self._jobs[:1]
+        except BaseException as error:  # no caller above could take it
+            words, shown = f"{type(error).__name__}: {error}", error if logger.isEnabledFor(logging.DEBUG) else None
+            logger.warning("%s was lost: %s", what, words, exc_info=shown)
+        self._missing.remove(what)
+
+    def pause(self, sec: float) -> None:
+        """The running job waits for so many seconds, which are not among those that ``finish`` gives it."""
+        self.is_paused = True
+        host_clock.sleep(sec)
+        self.is_paused = False
+        self._paused_sec += sec
 
     def finish(self, within_sec: float = 10.0) -> bool:
         """Wait for all jobs; False: it has said what is missing after *within_sec*."""
-        until = host_clock.now() + within_sec
-        while not self.is_off:
-            if (thread := self._latest) is not None:
-                thread.join(max(0.0, until - host_clock.now()))
-            if self._thread is None:
-                break
-            if host_clock.now() >= until:
-                with self._lock:
-                    self._given_up = True
-                    missing = ", ".join(what for what, _ in self._jobs)
-                    self._jobs.clear()
+        until = host_clock.now() + within_sec - self._paused_sec
+        while not self.is_off and (latest := self._latest) is not None and latest.is_alive():
+            latest.join(PAUSE_SEC)
+            if latest.is_alive() and host_clock.now() >= until + self._paused_sec:
+                self._given_up = True
                 words = "%s could not be written within %s of the run's end; does a file system hang?"
-                logger.warning(words, missing, duration(within_sec))
+                logger.warning(words, ", ".join(self._missing), duration(within_sec))
         return not self._given_up
 
 
@@ -150,12 +146,13 @@ class Delivery:
         notes.speak = self.warn
         self._ranks: Ranks | None = None
         if facts.world_size > 1:  # here, before what fails on one rank alone: each counts its runs by itself
-            try:
-                self._ranks = Ranks(rank=facts.rank, world_size=facts.world_size, config=config)
-            except NoStoreError as error:
-                notes.add_for_run(
-                    f"This report is of rank {facts.rank} alone: the ranks could not exchange anything: {error}."
-                )
+            of_job = {"rank": facts.rank, "world_size": facts.world_size, "pause": self.worker.pause}
+            ranks = Ranks(config=config, **of_job)
+            if ranks.failure is None:
+                self._ranks = ranks
+            else:
+                why = f"the ranks could not exchange anything: {ranks.failure}"
+                notes.add_for_run(f"This report is of rank {facts.rank} alone: {why}.")
 
     def warn(self, sentence: str) -> None:
         """Say *sentence* in the log, on the first rank."""
@@ -171,7 +168,7 @@ class Delivery:
         """
         if self._latest is None:
             return True
-        ready = not self.worker.is_busy
+        ready = not (self.worker.is_busy or self.worker.is_paused)
         return ready if self._ranks is None else self._ranks.may_time(step, steps_done, ready=ready)
 
     def passed_over(self, step: int, sentence: str) -> None:
@@ -190,7 +187,7 @@ class Delivery:
         self.worker.submit(make, f"the report of step {record.profile_step}")
 
     def _make(self, record: WindowRecord, traces: object, step: int, at: int, made: threading.Event) -> None:
-        """Analyze a window, on the worker's thread."""
+        """Analyze a window and report it, of all ranks if this is the first of several, on the worker's thread."""
         ranks = self._ranks
         try:
             profile = profile_of_window(record, config=self._config, warns=self._is_first)
@@ -198,11 +195,8 @@ class Delivery:
             if self._is_first:
                 word, line = profile.context.step_word, figures(profile)
                 logger.info("profiled %s %d of this %s: %s", word, profile.profile_step, profile.context.run_word, line)
-            if ranks is not None and self._is_first:
-                ranks.await_reports(profile, at=at)
-                return
             if ranks is not None:
-                ranks.send(profile)
+                profile = ranks.exchange(profile)
             self._publish(profile)
         except Exception as error:
             if ranks is not None:
@@ -210,11 +204,6 @@ class Delivery:
             raise
         finally:
             made.set()
-        self._write(profile, at)
-
-    def _report_all(self, profile: Profile, at: int) -> None:
-        """Report *profile*, which is of all ranks."""
-        self._publish(profile)
         self._write(profile, at)
 
     def _write(self, report: Profile | ThroughputSummary, at: int) -> None:
@@ -228,20 +217,10 @@ class Delivery:
     # ---- on the training thread
 
     def deliver(self, now: Callable[[], int]) -> bool:
-        """Give what is ready to the loggers, whose x-axis is at *now*; whether there was anything to do."""
-        waits = self._ranks is not None and self._look()
-        if self._ready:
-            self._give(now())
-            return True
-        return waits
-
-    def _look(self) -> bool:
-        """Have what other ranks have sent put together if it is complete; whether anything is waited for."""
-        ranks = self._ranks
-        if ranks is None or not ranks.pending:
+        """Give what is ready to the loggers, whose x-axis is at *now*; whether there was anything."""
+        if not self._ready:
             return False
-        if not self.worker.is_busy and ranks.is_due():
-            self.worker.submit(partial(ranks.merge, self._report_all), "the report of all ranks")
+        self._give(now())
         return True
 
     def _give(self, now: int) -> None:
@@ -252,11 +231,8 @@ class Delivery:
 
     def await_profiles(self, within_sec: float = SEC_TO_FINISH) -> None:
         """Wait until the profile of every closed window is there, or *within_sec* have gone by."""
-        ends = host_clock.now() + within_sec
         if self._latest is not None and not self.worker.is_off:
             self._latest.wait(within_sec)
-        while not self.worker.is_off and self._look() and host_clock.now() < ends:
-            host_clock.sleep(PAUSE_SEC)
 
     # ---- the end
 
@@ -291,16 +267,15 @@ class Delivery:
         """
         self.throughput = summary
         worker, ranks, (sec, ranks_sec) = self.worker, self._ranks, limits_sec
-        if waits:
-            worker.finish(sec)
         if ranks is not None:
-            worker.submit(partial(ranks.finish, ranks_sec, self._report_all, absent), "the report of all ranks")
+            ranks.hurry(ranks_sec)
+            worker.submit(partial(ranks.close, absent), "the last word to other ranks")
         if summary is not None:
             worker.submit(partial(self._write, summary, now), "the throughput of the run")
         if not waits:
             _dropped.append(self)
             return
-        worker.finish(sec + ranks_sec * (ranks is not None and ranks.pending))
+        worker.finish(sec)
         self._give(now)
         if ranks is not None:
             ranks.close()  # if a file system hangs, the worker has not

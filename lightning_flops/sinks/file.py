@@ -6,9 +6,7 @@ Every error is an OSError that names the path.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -18,7 +16,6 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from lightning_flops.records import MARKS
 from lightning_flops.signals import Quiet
 
 
@@ -147,19 +144,8 @@ def _draft(path: Path, content: Iterable[bytes]) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-# ---- a trace of one step, so written that viewers show modules and phases
-
-
-# torch records the fast marks as operators. In its trace files the category stands before the name.
-_NAME = re.compile(
-    rb'"name": "(?P<name>(?:' + b"|".join(json.dumps(mark)[1:-1].encode() for mark in MARKS) + rb')(?:[^"\\]|\\.)*)"'
-)
-_CATEGORY = re.compile(rb'"cat": "cpu_op"(?=,\s*' + _NAME.pattern + b")")
-_ANNOTATION = b'"cat": "user_annotation"'
-
-
 def keep_trace(path: str, folder: str, *, rank: int, step: int) -> str:
-    """Copy a trace file that torch wrote, marks turned into annotations, and say where it lies now.
+    """Copy a trace file that torch wrote, and say where it lies now.
 
     The local file at *path* goes to *folder*, a path or URL, under a name that is free there.
 
@@ -168,16 +154,4 @@ def keep_trace(path: str, folder: str, *, rank: int, step: int) -> str:
     """
     target = f"{folder.rstrip('/')}/rank{rank}_step{step}.pt.trace.json"
     with open(path, "rb") as file:
-        return numbered(target, write_new_file(target, _annotated(file)))
-
-
-def _annotated(lines: Iterable[bytes]) -> Iterator[bytes]:
-    before = b""
-    for line in lines:
-        if _NAME.search(line) is None:
-            yield before
-            before = line
-        else:
-            yield _CATEGORY.sub(_ANNOTATION, before + line)
-            before = b""
-    yield before
+        return numbered(target, write_new_file(target, file))

@@ -55,7 +55,7 @@ def an_engine_without_an_enabled_block_is_left_alone(how: str) -> None:
         train(engine, 3)
     assert (sorted(vars(engine)), left_on(engine)) == (before, [])
     # Off is what the user wrote; without a word the block may have been forgotten, or its name misspelt.
-    said = 'this engine is not profiled: its config has no "flops_profiler" block that is enabled'
+    said = "flops_profiler.enabled is not true: this engine is not profiled"
     assert lines == ([] if how == "disabled" else [said])
 
 

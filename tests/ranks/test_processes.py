@@ -18,7 +18,6 @@ import pytest
 from torch import distributed as torch_distributed
 
 from lightning_flops.run.ranks import Ranks
-from lightning_flops.schema.profile import Profile
 from tests.ranks import run_ranks
 from tests.report import jobs
 from tests.report.windows import build_profile
@@ -38,10 +37,10 @@ def exchange(rank: int, victim: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(SOON)
     profile = build_profile(jobs.uneven()[rank], config=jobs.CONFIG)
-    ranks.send(profile) if rank else ranks.await_reports(profile)
-    found: list[Profile] = []
-    ranks.finish(SOON, lambda profile, at: found.append(profile))
-    missing = [(of, why) for one in found if one.ranks for why, all_of in one.ranks.absences.items() for of in all_of]
+    ranks.hurry(SOON)
+    job = ranks.exchange(profile).ranks
+    ranks.close()
+    missing = [] if job is None else [(of, why) for why, all_of in job.absences.items() for of in all_of]
     sys.stdout.write(f"{missing}\n")
     with contextlib.suppress(Exception):
         distributed.destroy_process_group()

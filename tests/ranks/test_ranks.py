@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -13,7 +13,7 @@ from torch import distributed as torch_distributed
 
 from lightning_flops.analysis.rank_record import RankAbsence, pack
 from lightning_flops.run import ranks as ranks_module
-from lightning_flops.run.ranks import NoStoreError, Ranks
+from lightning_flops.run.ranks import Ranks
 from lightning_flops.schema.profile import Profile
 from tests.fake_clock import FakeNow
 from tests.ranks.launching import absences
@@ -58,8 +58,12 @@ def store(request: pytest.FixtureRequest) -> Careful:
     return store
 
 
+def never(seconds: float) -> None:
+    raise AssertionError("nobody is waited for")
+
+
 def join(rank: int, store: Any, **changed: Any) -> Ranks:
-    settings: dict[str, Any] = {"world_size": WORLD_SIZE, "number": 0, "config": CONFIG, **changed}
+    settings: dict[str, Any] = {"world_size": WORLD_SIZE, "number": 0, "config": CONFIG, "pause": never, **changed}
     return Ranks(rank=rank, find_store=lambda: store, **settings)
 
 
@@ -70,19 +74,24 @@ def job(store: Any, **changed: Any) -> list[Ranks]:
 def send(others: Sequence[Ranks], step: int = STEP) -> None:
     """Send the records of ranks 1, 2, ... of the window of *step*."""
     for rank, other in enumerate(others, start=1):
-        other.send(of_step(PROFILES[rank], step))
+        other.exchange(of_step(PROFILES[rank], step))
 
 
 def of_step(profile: Profile, step: int) -> Profile:
     return replace(profile, profile_step=step)
 
 
-def ready(zero: Ranks) -> list[Profile]:
-    """The job's profiles whose ranks are all there or out of time."""
-    reported: list[Profile] = []
-    while zero.is_due():
-        zero.merge(lambda profile, at: reported.append(profile))
-    return reported
+class Meanwhile:
+    """Time that goes by while rank 0 waits, and what the others do *at* so many seconds after it has begun."""
+
+    def __init__(self) -> None:
+        self.clock = FakeNow()
+        self.at: dict[float, Callable[[], object]] = {}
+
+    def pause(self, seconds: float) -> None:
+        self.clock.sleep(seconds)
+        for when in [one for one in self.at if self.clock() >= 100.0 + one]:
+            self.at.pop(when)()
 
 
 def closed(all_ranks: list[Ranks]) -> None:
@@ -91,21 +100,17 @@ def closed(all_ranks: list[Ranks]) -> None:
 
 
 def test_a_rank_that_never_answers_is_waited_for_and_named(store: Careful, caplog: pytest.LogCaptureFixture) -> None:
-    clock = FakeNow()
-    zero, one, _, three = all_ranks = job(store, clock=clock)
-    zero.await_reports(PROFILES[0])
-    one.send(PROFILES[1])
-    three.send(PROFILES[3])
-    clock.sleep(29.5)
-    assert ready(zero) == []
-    clock.sleep(0.5)
+    time = Meanwhile()
+    zero, one, _, three = all_ranks = job(store, clock=time.clock, pause=time.pause)
+    one.exchange(PROFILES[1])
+    time.at[29.9] = lambda: three.exchange(PROFILES[3])
     with caplog.at_level(logging.WARNING):
-        (merged,) = ready(zero)
+        merged = zero.exchange(PROFILES[0])
+    assert time.clock() == pytest.approx(130.0, abs=2 * ranks_module.PAUSE_SEC)
     assert absences(merged) == {2: "no answer within 30 s"}
     step = PROFILES[0].profile_step
     assert caplog.messages == [f"the report of step {step} is of 3 of 4 ranks; rank 2: no answer within 30 s"]
-    assert not zero.pending and ready(zero) == []
-    all_ranks[2].send(PROFILES[2])  # late: deleted in the end
+    all_ranks[2].exchange(PROFILES[2])  # late: deleted in the end
     closed(all_ranks)
     assert (store.keys(), store.store.get("training's")) == (set(), b"1")
 
@@ -113,41 +118,36 @@ def test_a_rank_that_never_answers_is_waited_for_and_named(store: Careful, caplo
 def test_several_late_ranks_are_named_together_and_who_came_before_the_deadline_counts(
     store: Careful, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = FakeNow()
-    zero, one, two, three = all_ranks = job(store, clock=clock)
-    zero.await_reports(of_step(PROFILES[0], STEP))
-    clock.sleep(10.0)
-    zero.await_reports(of_step(PROFILES[0], STEP + 4))  # its ranks have until 40 s
-    clock.sleep(19.0)
-    three.send(of_step(PROFILES[3], STEP))
-    clock.sleep(1.0)
+    time = Meanwhile()
+    zero, one, two, three = all_ranks = job(store, clock=time.clock, pause=time.pause)
+    time.at[29.0] = lambda: three.exchange(of_step(PROFILES[3], STEP))
     with caplog.at_level(logging.WARNING):
-        (merged,) = ready(zero)
+        merged = zero.exchange(of_step(PROFILES[0], STEP))
     assert absences(merged) == dict.fromkeys((1, 2), "no answer within 30 s")
     assert caplog.messages == [
         f"the report of step {STEP} is of 2 of 4 ranks; rank 1: no answer within 30 s; rank 2: no answer within 30 s"
     ]
-    one.send(of_step(PROFILES[1], STEP))  # too late for that window
-    for rank, late in enumerate((one, two, three), 1):
-        late.send(of_step(PROFILES[rank], STEP + 4))
-    (second,) = ready(zero)
+    one.exchange(of_step(PROFILES[1], STEP))  # too late for that window
+    time.at[40.0] = lambda: send((one, two, three), step=STEP + 4)
+    second = zero.exchange(of_step(PROFILES[0], STEP + 4))
     assert (second.profile_step, absences(second)) == (STEP + 4, {})
+    assert time.clock() == pytest.approx(140.0, abs=2 * ranks_module.PAUSE_SEC)
     closed(all_ranks)
     assert store.keys() == set()
 
 
 def test_a_rank_that_is_out_is_waited_for_in_no_window_but_what_it_sent_before_counts(store: Careful) -> None:
-    zero, *others = job(store)
+    time = Meanwhile()
+    zero, *others = job(store, clock=time.clock, pause=time.pause)
     send(others, step=7)
     others[0].say_absent(None, "its profiler failed: RuntimeError: no")
     others[0].say_absent(None, "this is said too late")
     others[1].say_absent(9, "it passed this step over")
-    for step in (7, 9):
-        zero.await_reports(of_step(PROFILES[0], step))
-    (first,) = ready(zero)  # rank 3 has not closed its window of step 9, though three counts are there
-    assert (first.profile_step, absences(first)) == (7, {})
-    others[2].send(of_step(PROFILES[3], 9))
-    (second,) = ready(zero)
+    first = zero.exchange(of_step(PROFILES[0], 7))
+    assert (first.profile_step, absences(first), time.clock()) == (7, {}, 100.0)
+    time.at[5.0] = lambda: others[2].exchange(of_step(PROFILES[3], 9))
+    second = zero.exchange(of_step(PROFILES[0], 9))  # two are out or absent: rank 3 is waited for all the same
+    assert time.clock() == pytest.approx(105.0, abs=2 * ranks_module.PAUSE_SEC)
     assert absences(second) == {1: "its profiler failed: RuntimeError: no", 2: "it passed this step over"}
 
 
@@ -166,11 +166,10 @@ def test_a_rank_whose_record_cannot_be_read_is_named_and_the_others_are_reported
     zero, *others = job(distributed.HashStore())
     with monkeypatch.context() as patch:
         patch.setattr(ranks_module, "pack", lambda answer: sent)
-        others[0].send(PROFILES[1])
+        others[0].exchange(PROFILES[1])
     for rank in (2, 3):
-        others[rank - 1].send(PROFILES[rank])
-    zero.await_reports(PROFILES[0])
-    (merged,) = ready(zero)
+        others[rank - 1].exchange(PROFILES[rank])
+    merged = zero.exchange(PROFILES[0])
     assert list(absences(merged)) == [1]
     assert absences(merged)[1].startswith(reason)
 
@@ -179,8 +178,7 @@ def test_what_cannot_be_put_together_leaves_the_report_of_rank_0(monkeypatch: py
     monkeypatch.setattr(ranks_module, "with_ranks", mock.Mock(side_effect=ValueError("broken on purpose")))
     zero, *others = job(distributed.HashStore())
     send(others)
-    zero.await_reports(PROFILES[0])
-    (alone,) = ready(zero)
+    alone = zero.exchange(PROFILES[0])
     assert alone.ranks is None
     assert "What the ranks sent could not be put together: ValueError: broken on purpose." in alone.notes
 
@@ -208,13 +206,11 @@ def test_a_store_that_fails_is_the_reason_why_ranks_are_missing_and_is_asked_not
     store = Failing()
     zero, *others = all_ranks = job(store)
     send(others)
-    zero.await_reports(PROFILES[0])
-    zero.await_reports(of_step(PROFILES[0], 9))
     reason = "the key-value store failed: DistNetworkError: Connection reset by peer"
-    assert [absences(one) for one in ready(zero)] == [dict.fromkeys((2, 3), reason), dict.fromkeys((1, 2, 3), reason)]
+    assert absences(zero.exchange(PROFILES[0])) == dict.fromkeys((2, 3), reason)
+    assert absences(zero.exchange(of_step(PROFILES[0], 9))) == dict.fromkeys((1, 2, 3), reason)
     for other in others:
-        other.send(PROFILES[1])
-    assert not any(one.pending for one in all_ranks)
+        other.exchange(PROFILES[1])
     closed(all_ranks)
     assert store.calls_of_a_failed_store == WORLD_SIZE  # one each
 
@@ -222,8 +218,8 @@ def test_a_store_that_fails_is_the_reason_why_ranks_are_missing_and_is_asked_not
 def test_a_torch_that_keeps_its_store_in_another_way_is_a_reason_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(ranks_module, "store_getter", None)
-    with pytest.raises(NoStoreError, match="keeps its key-value store in another way"):
-        Ranks(rank=1, world_size=2, config=CONFIG)
+    failure = str(Ranks(rank=1, world_size=2, config=CONFIG).failure)
+    assert "keeps its key-value store in another way" in failure
 
 
 def test_all_ranks_time_a_later_window_from_a_step_that_rank_0_names(store: Careful) -> None:
@@ -231,34 +227,34 @@ def test_all_ranks_time_a_later_window_from_a_step_that_rank_0_names(store: Care
     zero, one, two, three = all_ranks = job(store)
     assert not any(rank.may_time(30, 40, ready=True) for rank in (one, two, three))
     assert not zero.may_time(30, 40, ready=False)  # its report is being made
-    zero.await_reports(PROFILES[0])
-    assert not zero.may_time(30, 41, ready=True)  # or waits for others
-    for other in (one, two, three):
-        other.send(PROFILES[0])
-    assert len(ready(zero)) == 1
     assert [zero.may_time(30, done, ready=True) for done in (42, 51, 52, 53)] == [False, False, True, True]
     assert [one.may_time(30, done, ready=True) for done in (42, 51, 52)] == [False, False, True]
     assert two.may_time(30, 52, ready=True)
     assert three.may_time(30, 55, ready=True)
     for rank in (one, two, three):
-        rank.send(of_step(PROFILES[1], 30))  # each has its own number in a job
-    zero.await_reports(of_step(PROFILES[0], 30))
-    (merged,) = ready(zero)
+        rank.exchange(of_step(PROFILES[1], 30))  # each has its own number in a job
+    merged = zero.exchange(of_step(PROFILES[0], 30))
     assert absences(merged)[3] == "it timed the steps from 55 on, the others from 52 on"
     closed(all_ranks)
     assert store.keys() == set()
 
 
+@pytest.mark.parametrize(
+    ("ends_at", "within_sec", "waited", "why"),
+    [
+        (0.0, 100.0, 30.0, "no answer within 30 s"),
+        (0.0, 5.0, 5.0, "no answer within 5 s, when training ended"),
+        (10.0, 2.0, 12.0, "no answer within 12 s, when training ended"),
+    ],
+)
 def test_a_run_that_ends_waits_no_longer_than_the_setting_allows_and_no_longer_than_its_end(
-    store: Careful, monkeypatch: pytest.MonkeyPatch
+    ends_at: float, within_sec: float, waited: float, why: str, store: Careful
 ) -> None:
-    for within_sec, waited in ((100.0, 30.0), (5.0, 5.0)):
-        clock = FakeNow()
-        monkeypatch.setattr("lightning_flops.host_clock.sleep", clock.sleep)
-        zero, *others = all_ranks = job(store, clock=clock, number=int(within_sec))
-        zero.await_reports(PROFILES[0])
-        began = clock()
-        zero.finish(within_sec, lambda profile, at: None)
-        assert clock() - began == pytest.approx(waited, abs=2 * ranks_module.PAUSE_SEC)
-        closed(others)
-        assert len(all_ranks) == WORLD_SIZE
+    time = Meanwhile()
+    zero, *others = job(store, clock=time.clock, pause=time.pause)
+    time.at[ends_at] = lambda: zero.hurry(within_sec)
+    merged = zero.exchange(PROFILES[0])
+    assert time.clock() - 100.0 == pytest.approx(waited, abs=2 * ranks_module.PAUSE_SEC)
+    assert {one.partition(" s")[0][:17] for one in absences(merged).values()} == {why[:17]}
+    assert all(("when training ended" in one) is ("when" in why) for one in absences(merged).values())
+    closed(others)

@@ -261,27 +261,45 @@ def rank_0_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Watched, Ra
         yield store, Ranks(rank=1, world_size=2, config=ProfilerConfig(), number=0, find_store=lambda: store.store)
 
 
-def test_the_training_thread_looks_at_counters_and_the_worker_reads_and_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_waits_for_other_ranks_reads_and_merges_and_the_training_thread_asks_the_store_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     merged_on, merge = list[str](), Ranks._merged
 
-    def merging(self: Ranks, window: Any) -> Profile:
+    def merging(self: Ranks, *args: Any) -> Profile:
         merged_on.append(threading.current_thread().name)
-        return merge(self, window)
+        return merge(self, *args)
 
     monkeypatch.setattr(Ranks, "_merged", merging)
     with rank_0_of_two(monkeypatch) as (store, one):
 
         def step(profiler: TrainingProfiler, done: int) -> None:
-            if done == CLOSES_AFTER:
-                one.say_absent(1, "it is a test's")
-            elif done == 30:
+            if done == CLOSES_AFTER + 2:
+                threading.Timer(0.1, one.say_absent, (1, "it is a test's")).start()
                 assert profile_of(profiler).ranks is not None  # waits
-                assert store.of_training() == {"add"}
+                assert store.of_training() == set()
 
         profiler = in_a_loop(30, at=step)
     assert merged_on == ["lightning_flops"]
     (profile,) = profiler.profiles
     assert profile.ranks is not None and profile.ranks.absences == {"it is a test's": (1,)}
+
+
+def test_a_wait_for_other_ranks_slows_no_batch_down_and_lets_no_window_be_timed() -> None:
+    worker, waits, goes_on = Worker(), threading.Event(), threading.Event()
+
+    def job() -> None:
+        while not goes_on.is_set():
+            waits.set()
+            worker.pause(0.02)
+
+    worker.submit(job)
+    assert waits.wait(60)
+    while not worker.is_paused:
+        pass
+    assert not worker.is_busy
+    threading.Timer(0.3, goes_on.set).start()
+    assert worker.finish(0.2)  # as long as it computes; it has waited longer
 
 
 def test_a_failure_of_ours_keeps_the_window_that_is_being_analyzed(
