@@ -2,10 +2,10 @@
 
 The same small network trains in short trainings, one after the other in one process: in a loop of its own, in a
 Lightning ``Trainer``, in that of transformers and by a DeepSpeed engine, bare and with the profiler, in a new order in
-every round. Each logs every 50 steps, to something that writes nothing, and the profiler's readings go along. The figure of a training is the
-mean of its steps but the first 200; what the profiler counts in them to check its FLOPs is in the mean. Differences are
-taken within a round: medians with 95% bootstrap intervals. CPU is the time of the thread that trains. Two bare arms
-show how large a difference of nothing is.
+every round. Each logs every 50 steps, to something that writes nothing, and the profiler's readings go along. The
+figure of a training is the mean of its steps but the first 200; what the profiler counts in them to check its FLOPs is
+in the mean. Differences are taken within a round: medians with 95% bootstrap intervals. CPU is the time of the thread
+that trains. Two bare arms show how large a difference of nothing is.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import inspect
 import itertools
 import re
@@ -14,7 +13,6 @@ from typing import NoReturn
 import lightning_flops
 from lightning_flops.commands import compare, formula, memory, peak, plan, report, run, show, skill, trace
 from lightning_flops.commands.common import COMMANDS, Act, Status
-from lightning_flops.config import ARGUMENTS
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.sinks.console import PROGRAM, say
 from lightning_flops.units import printable
@@ -52,10 +50,7 @@ class _Parser(argparse.ArgumentParser):
     """Says in printable text what is wrong with arguments."""
 
     def error(self, message: str) -> NoReturn:
-        name = message.removeprefix("unrecognized arguments: --").partition(" ")[0].partition("=")[0].replace("-", "_")
-        near = difflib.get_close_matches(name, ARGUMENTS, n=1) if "unrecognized" in message else ()
-        hint = f", did you mean --{near[0].replace('_', '-')}?" if near and near != [name] else ""
-        super().error(printable(f"{message}{hint}"))
+        super().error(printable(message))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -34,11 +34,9 @@ def settings() -> dict[str, Any]:
 
     text = os.environ.get(SETTINGS, "{}")
     try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{SETTINGS} must be a JSON object: {error}") from None
-    if not isinstance(given, dict):
-        raise ConfigError(f"{SETTINGS} must be a JSON object, got {text[:60]}")
+        given: dict[str, Any] = {**json.loads(text)}
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{SETTINGS} must be a JSON object, got {text[:60]}: {error}") from None
     config_from(given, owner=SETTINGS)
     return given
 

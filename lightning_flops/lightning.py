@@ -71,6 +71,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             both are warnings only: a value that breaks its rule means no profile, an unknown key is ignored.
     """
 
+    _for_any_trainer = False
+    _folder: str | None = None  # takes reports in the place of one below the Trainer's
+    _making_engine = Undo()  # ends when the strategy has made its engine
     _pipe: tuple[Connection, Connection] | None = None  # from the processes that train in the place of this one
     _to_parent: Connection | None = None  # to the process that waits while this one trains
 
@@ -109,15 +112,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "unknown")}
         refuse_unknown(unknown, known=arguments, owner="FlopsProfilerCallback")
         # None means "not given", because a command line passes every default.
-        self._set_up(given_settings(arguments))
-
-    def _set_up(self, given: Mapping[str, Any]) -> None:
-        self._given = dict(given)
-        self._for_any_trainer = False
-        self._folder: str | None = None
+        self._given = given_settings(arguments)
         self._config = ProfilerConfig(**self._given)
         self._start_anew()
-        self._making_engine = Undo()
 
     @classmethod
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | os.PathLike[str]) -> FlopsProfilerCallback:
@@ -125,9 +122,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
         *config* is a dict, or the path of a JSON file; a ConfigError says what is wrong in it.
         """
-        callback = cls.__new__(cls)
-        settings = ProfilerConfig.from_deepspeed_config(config)
-        callback._set_up({field.name: getattr(settings, field.name) for field in fields(settings)})
+        callback = cls()
+        callback._config = settings = ProfilerConfig.from_deepspeed_config(config)
+        callback._given = {field.name: getattr(settings, field.name) for field in fields(settings)}
         return callback
 
     @classmethod
@@ -155,12 +152,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
                 self._profiles.append(Profile.load(self._pipe[0].recv()))
         return super().profiles
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._making_engine = Undo()
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end_run()  # of an earlier one that no event has ended
+        self._making_engine = Undo()
         self._take_settings(trainer, "fit" if stage == "fit" else f"{stage} loop")
 
     @safe

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from lightning_flops.records import ModuleRecord
     from lightning_flops.schema.profile import Profile
 
-    _Make = Callable[[Callable[[Profile], None]], tuple[LoopAdapter, Callable[[], None]]]
+    _Make = Callable[[Callable[[Profile], None]], LoopAdapter]
 
 T = TypeVar("T")
 
@@ -255,13 +255,13 @@ def profile_training(
         must = "optimizer must be the engine's own, which makes its updates, or be left out"
         _require((must, foreign, foreign is None))
 
-    def make(publish: Callable[[Profile], None]) -> tuple[LoopAdapter, Callable[[], None]]:
+    def make(publish: Callable[[Profile], None]) -> LoopAdapter:
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
-        output, close = loop_output(frame, config, log_dir=log_dir, writer=writer)
+        output = loop_output(frame, config, log_dir=log_dir, writer=writer)
         if engine is not None:
             how = {"log_every": log_every_n_steps, "initial_step": initial_step}
-            return engine_run(engine, config, publish, output=output, **how), close
-        loop = LoopAdapter(
+            return engine_run(engine, config, publish, output=output, **how)
+        return LoopAdapter(
             model,
             optimizers,
             config=config,
@@ -271,7 +271,6 @@ def profile_training(
             log_every_n_steps=log_every_n_steps or 50,
             initial_step=initial_step or 0,
         )
-        return loop, close
 
     return TrainingProfiler(make, config=config)
 
@@ -292,7 +291,6 @@ class TrainingProfiler(ProfiledRun):
     def __init__(self, make: _Make, *, config: ProfilerConfig) -> None:
         self._config = config
         self._make = make
-        self._close_output: Callable[[], None] = lambda: None
         self._start_anew()
 
     def __enter__(self) -> Self:
@@ -310,8 +308,7 @@ class TrainingProfiler(ProfiledRun):
     @safe
     def _begin(self) -> None:
         self._start_anew()
-        adapter, self._close_output = self._make(self._profiles.append)
-        self._begin_run(adapter)
+        self._begin_run(self._make(self._profiles.append))
 
     def stop(self, error: BaseException | None = None) -> None:
         """Report what was measured, and leave nothing behind; *error* is what has ended the loop, if anything has."""
@@ -320,7 +317,6 @@ class TrainingProfiler(ProfiledRun):
                 adapter.finish(error)
             finally:
                 self._end_run()
-                self._close_output()
 
     def step(self) -> None:
         """A batch is through, and with it a step, if it was updated, or if ``profile_training`` got no optimizer."""

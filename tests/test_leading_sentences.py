@@ -52,10 +52,10 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, caplog: pyt
     assert line.startswith("the FLOPs report was not written: [Errno 20] Not a directory")
 
 
-def test_a_misspelt_option_gets_the_nearest_and_a_short_dtype_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_option_is_named_and_a_short_dtype_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--profile-steps", "3", "train.py"])
-    assert capsys.readouterr().err.endswith("unrecognized arguments: --profile-steps, did you mean --profile-step?\n")
+    assert capsys.readouterr().err.endswith("unrecognized arguments: --profile-steps\n")
     assert ProfilerConfig(peak_flops_per_sec={"bf16": 1e12}).peak_flops_per_sec == {"bfloat16": 1e12}
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -68,19 +67,8 @@ _OF_A_STAGE = (
     "This is stage {} of a pipeline of {}: FLOPs, parameters and times are those of its layers, unless said to be of "
     "all ranks; over the stages FLOPs and parameters add up to the model's."
 )
-_LOST = {  # private names of an engine, and what is lost if one is missing
-    "_INSTRUCTION_MAP": "the parts of a pipeline's step cannot be separated",
-    "_next_batch": "neither the wait for a stage's micro-batches nor their sizes are seen",
-    "_aggregate_total_loss": "the stages' exchange of the loss is in other",
-}
-
 
 # ---- what an engine says of its run, and where its reports go; nothing here imports DeepSpeed or asks a rank
-
-
-def version() -> str:
-    """Version of DeepSpeed."""
-    return str(getattr(sys.modules.get("deepspeed"), "__version__", "unknown"))
 
 
 def switch_off_builtin(engine: Any, run: Run) -> None:
@@ -380,9 +368,6 @@ class PipelineAdapter(EngineAdapter):
         super().__init__(engine, config, publish, **how)
         if engine.num_stages > 1:
             self.run.notes.add_for_run(_OF_A_STAGE.format(engine.stage_id, engine.num_stages))
-        for name, lost in _LOST.items():
-            if not hasattr(type(engine), name):
-                self.run.notes.add_for_run(f"This DeepSpeed ({version()}) keeps no {name}: {lost}.")
 
     def context(self) -> RunContext:
         """Where the stage is."""

@@ -184,8 +184,8 @@ def loop_output(
     log_dir: str | os.PathLike[str] | None,
     writer: Any = None,
     or_own: bool = False,
-) -> tuple[LoggedOutput, Callable[[], None]]:
-    """Where rank 0 shows the reports of one loop, and what closes the files that were opened for that.
+) -> LoggedOutput:
+    """Where rank 0 shows the reports of one loop.
 
     The services of *frame* get them, *writer*, and TensorBoard's files in *log_dir*. If none has a folder for our own
     files, these go into one of ours with *or_own*, and else nowhere.
@@ -193,14 +193,13 @@ def loop_output(
     folder = None if log_dir is None else os.fspath(log_dir)
     written = [] if folder is None else [TensorBoardFiles(folder)]
     services = Services([*written, *frame.writers, *([] if writer is None else [writer])])
-    output = LoggedOutput(
+    return LoggedOutput(
         config,
         loggers=services,
         folder=lambda: folder or services.folder() or (OWN_FOLDER if or_own else None),
         announce=lambda sentence: None if log_is_shown() else say(sentence),
         nowhere="print(profiler.profile) shows the report; log_dir=... keeps it.",
     )
-    return output, services.close
 
 
 def called_in(model: nn.Module) -> tuple[nn.Module, ...]:

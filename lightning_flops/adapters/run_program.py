@@ -39,7 +39,6 @@ class LoopFinder:
         self._called: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()  # with gradients on, the outer ones first
         self._loop: LoopAdapter | None = None
         self.profiles: deque[Profile] = deque(maxlen=1)  # the latest
-        self._after = Undo()  # closes the files that were opened for reports
         self._thread = threading.get_ident()
 
     @property
@@ -83,8 +82,7 @@ class LoopFinder:
             return
         close_quietly(self._undo)
         frame = frame_of(model, accelerator=None, fabric=None)
-        output, close_output = loop_output(frame, self._config, log_dir=self._log_dir, or_own=True)
-        self._after.callback(close_output)
+        output = loop_output(frame, self._config, log_dir=self._log_dir, or_own=True)
         self._loop = LoopAdapter(
             model,
             (optimizer,),
@@ -103,4 +101,3 @@ class LoopFinder:
         close_quietly(self._undo)
         if self._loop is not None:
             self._loop.finish(error)
-        self._after.close()

@@ -229,6 +229,10 @@ class Delivery:
             with random_state_kept():
                 self._ready.popleft()()
 
+    def _give_last(self, now: int) -> None:
+        self._give(now)
+        self._output.loggers.close()
+
     def await_profiles(self, within_sec: float = SEC_TO_FINISH) -> None:
         """Wait until the profile of every closed window is there, or *within_sec* have gone by."""
         if self._latest is not None and not self.worker.is_off:
@@ -276,7 +280,7 @@ class Delivery:
             _dropped.append(self)
             return
         worker.finish(sec)
-        self._give(now)
+        self._give_last(now)
         if ranks is not None:
             ranks.close()  # if a file system hangs, the worker has not
 
@@ -289,7 +293,7 @@ def finish_dropped() -> None:
     while _dropped:
         one = _dropped.popleft()
         one.worker.finish(SEC_TO_FINISH)
-        one._give(one._output.loggers.now)
+        one._give_last(one._output.loggers.now)
 
 
 class ProfiledRun:

@@ -356,7 +356,7 @@ def test_a_run_that_is_collected_hands_over_and_waits_for_nothing(
     analysis, profiles = SlowAnalysis(monkeypatch), list[Profile]()
     config = ProfilerConfig(**SETTINGS)
     frame = Frame.of("torch", rank=0, world_size=1, strategy="", precision=lambda _: "fp32")
-    output, close = loop_output(frame, config, log_dir=tmp_path)
+    output = loop_output(frame, config, log_dir=tmp_path)
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     given: dict[str, Any] = {"config": config, "publish": profiles.append, "frame": frame, "output": output}
@@ -370,7 +370,6 @@ def test_a_run_that_is_collected_hands_over_and_waits_for_nothing(
     assert analysis.begun.wait(60) and profiles == []  # the window was closed by the collection
     analysis.goes_on.set()
     finish_dropped()
-    close()
     assert [one.profile_step for one in profiles] == [1]
     assert (tmp_path / "lightning_flops" / "throughput.json").exists()
     assert b"flops_profiler/fwd_flops" in next(tmp_path.glob("events*")).read_bytes()
