@@ -128,7 +128,7 @@ def transformers(net: SmallNet, settings: Settings, *, folder: Path) -> None:
     trainer.train()
 
 
-def deepspeed(net: SmallNet, settings: Settings, **_: Any) -> None:
+def deepspeed(net: SmallNet, settings: Settings, *, folder: Path) -> None:
     """An engine of DeepSpeed's, which trains on this processor alone."""
     os.environ.update({**DEEPSPEED_ON_CPU, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ.get("MASTER_PORT", "29577")})
@@ -148,7 +148,12 @@ def deepspeed(net: SmallNet, settings: Settings, **_: Any) -> None:
     engine.destroy()
 
 
-TRAININGS = {"own loop": own_loop, "Lightning": lightning, "transformers": transformers, "DeepSpeed": deepspeed}
+TRAININGS: Mapping[str, Any] = {
+    "own loop": own_loop,
+    "Lightning": lightning,
+    "transformers": transformers,
+    "DeepSpeed": deepspeed,
+}
 
 
 def _rows(name: str, rounds: int, folder: Path) -> list[list[object]]:

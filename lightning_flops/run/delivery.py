@@ -146,8 +146,7 @@ class Delivery:
         notes.speak = self.warn
         self._ranks: Ranks | None = None
         if facts.world_size > 1:  # here, before what fails on one rank alone: each counts its runs by itself
-            of_job = {"rank": facts.rank, "world_size": facts.world_size, "pause": self.worker.pause}
-            ranks = Ranks(config=config, **of_job)
+            ranks = Ranks(rank=facts.rank, world_size=facts.world_size, config=config, pause=self.worker.pause)
             if ranks.failure is None:
                 self._ranks = ranks
             else:

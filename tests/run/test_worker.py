@@ -38,7 +38,7 @@ def test_training_goes_on_while_a_job_hangs_and_the_end_waits_a_bounded_time(cap
 
 def test_a_job_that_raises_is_one_warning_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
     worker, delivered = Worker(), []
-    worker.submit(lambda: 1 // 0, "the report of step 3")  # type: ignore[arg-type]
+    worker.submit(lambda: 1 // 0, "the report of step 3")
     worker.submit(lambda: delivered.append(1))
     assert worker.finish() and delivered == [1]
     assert warnings_in(caplog) == [
