@@ -315,9 +315,8 @@ def test_a_file_or_a_folder_of_logs_is_shown(path: str, capsys: pytest.CaptureFi
     assert Profile.from_json(capsys.readouterr().out) == A
     assert main(["show", "--peak", "1400e9", path]) == 0
     assert "of 1.4 TFLOP/s (float32), as given." in capsys.readouterr().out.replace("\n  ", " ")
-    for options in (["--peak", "bf16=9e12,fp32=1400e9"], ["--peak", "fp32=1400e9", "--peak", "bf16=9e12"]):
-        assert main(["show", *options, path]) == 0
-        assert "of 1.4 TFLOP/s (float32), as given." in capsys.readouterr().out.replace("\n  ", " ")
+    assert main(["show", "--peak", "bf16=9e12,fp32=1400e9", path]) == 0
+    assert "of 1.4 TFLOP/s (float32), as given." in capsys.readouterr().out.replace("\n  ", " ")
 
 
 @pytest.mark.parametrize("command", ["show", "report", "compare", "compare after"])
