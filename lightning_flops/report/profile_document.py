@@ -13,7 +13,6 @@ from lightning_flops.analysis.names import pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
 from lightning_flops.report.document import (
     Column,
-    Item,
     Section,
     Table,
     at,
@@ -24,11 +23,10 @@ from lightning_flops.report.document import (
     share,
     some_of,
 )
-from lightning_flops.report.predicted_document import headline, peak_tables
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, LinesProfile, ModuleProfile
 from lightning_flops.schema.trace import RanksProfile
-from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural
 
 NOT_DESCRIBED = "(not described)"  # stands for the class of a module that did work but that the model does not list
 STARVED = "STARVED."
@@ -411,46 +409,6 @@ def _lower_bound_words(profile: Profile) -> str:
     names = sorted(name for name, operator in profile.uncounted.items() if operator.may_have_flops)
     words = f"LOWER BOUND: {', '.join(names)} may have FLOPs and could not be counted, so FLOPs, MACs, FLOP/s, MFU and "
     return f"{words}HFU are at least what is printed." if profile.lower_bound else ""
-
-
-# ---- memory and the traced step
-
-
-def memory_section(profile: Profile) -> Section | None:
-    """What each phase holds, and what it is for; None if memory was not looked at."""
-    memory, tensors = profile.memory, profile.tensors
-    if memory is None:
-        return None
-    kind, on_device = memory.kind, memory.kind == "allocated"
-    unseen = f"{NOT_AVAILABLE} (compiled graphs' and FSDP's own are not seen)"
-    # What is empty is no figure of this run.
-    values = {
-        **{f"{kind} at the end of {PHASES[phase]}": si(held, "B") for phase, held in memory.held_bytes.items()},
-        f"peak {kind}, of this process so far": si(memory.run_peak_bytes, "B"),
-        "peak reserved, of this process so far": si(memory.run_reserved_peak_bytes, "B") if on_device else "",
-        "parameters on this rank": si(memory.parameter_bytes, "B"),
-        "parameters of the model": bytes_by_dtype(profile.parameter_bytes),
-        "buffers": si(memory.buffer_bytes, "B"),
-        **{
-            label: f"{NOT_AVAILABLE} ({reason})" if getattr(memory, name) is None else si(getattr(memory, name), "B")
-            for label, (name, reason) in (_UNKNOWN_BYTES if profile.context.trains else {}).items()
-        },
-        "the peak grew in": (memory.peak_grew_in or "").replace("_", " "),
-        "held by tensors at the peak": unseen if tensors is None else "",
-    }
-    items: list[Item] = [{label: value for label, value in values.items() if value}]
-    items += [] if tensors is None else [f"Of tensors: {headline(tensors)}.", *peak_tables(tensors)]
-    about = "Bytes on the device, as its caching allocator counts them."
-    about = about if on_device else "Bytes of this process on the host, all of it."
-    return Section(f"Memory of this rank in the counted {profile.context.step_word}", about, items)
-
-
-# What training holds by its label: where a record has it, and why it may not be known.
-_UNKNOWN_BYTES = {
-    "gradients": ("gradient_bytes", "on no parameter, as under ZeRO"),
-    "optimizer states": ("optimizer_bytes", "not where torch's optimizers keep them"),
-    "activations and outputs that a forward keeps": ("kept_by_forward_bytes", "measured on a device alone"),
-}
 
 
 def traced_section(profile: Profile) -> Section | None:

@@ -11,15 +11,20 @@ from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.analysis.formula import FlopsFormula
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections, ranks_section
-from lightning_flops.report.counts_text import counts_section, formula_section, run_section
 from lightning_flops.report.document import VIEW, Section, View, as_html, draw, draw_all, sentences, some_of
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines, summary_section
-from lightning_flops.report.predicted_document import plan_section, predicted_section
+from lightning_flops.report.predicted_document import (
+    counts_section,
+    formula_section,
+    memory_section,
+    plan_section,
+    predicted_section,
+    run_section,
+)
 from lightning_flops.report.profile_document import (
     advice_section,
     devices_of,
     flops_section,
-    memory_section,
     notes_sections,
     operators_section,
     saving,

@@ -15,7 +15,7 @@ from torch import nn
 from lightning_flops import flops_formula
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import WindowRecord
-from lightning_flops.report.counts_text import estimate_text
+from lightning_flops.report.predicted_document import estimate_text
 from lightning_flops.report.text import fenced, render_text
 from lightning_flops.schema.profile import Profile, Spread, ThroughputSummary
 from tests.golden_files import golden
