@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
@@ -10,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from lightning_flops.analysis.counts import FlopCounts, ModuleNode, build_modules, module_tree
+from lightning_flops.analysis.names import pattern_of
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 from lightning_flops.report.document import (
     CALLS,
@@ -39,7 +39,6 @@ from lightning_flops.schema.plan import (
 from lightning_flops.schema.profile import Profile, ThroughputSummary
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _MOST_ROWS = 12
 _ABOUT_PREDICTED = (
     "Of tensors, in two eager steps on fake ones, as the optimizer's states are made in the first. CUDA's context, "
@@ -79,7 +78,7 @@ def _checkpointed(report: MemoryReport) -> Iterator[str]:
         number = len(saved.names)
         yield (
             f"With a checkpoint around each of the {plain(number)} {plural('block', number)} "
-            f"{_pattern(saved.names[0])}: {si(saved.peak_bytes, 'B')} "
+            f"{pattern_of(saved.names[0])}: {si(saved.peak_bytes, 'B')} "
             f"({percent(saved.peak_bytes / report.peak_bytes - 1)}), for {si(saved.recompute_flops, 'FLOPs')} more "
             f"({percent(saved.recompute_flops / saved.model_flops if saved.model_flops else None)} of the step's)."
         )
@@ -106,7 +105,7 @@ def _by_pattern(modules: Sequence[ModuleMemory]) -> list[tuple[str, int, int, in
     around = {one.name.rpartition(".")[0] for one in modules}
     for one in modules:
         above, dot, last = one.name.rpartition(".")
-        rows[_pattern(one.name) if one.name in around else _pattern(above) + dot + last].append(one)
+        rows[pattern_of(one.name) if one.name in around else pattern_of(above) + dot + last].append(one)
     summed = [
         (
             _name(name if len(some) > 1 else some[0].name),
@@ -117,10 +116,6 @@ def _by_pattern(modules: Sequence[ModuleMemory]) -> list[tuple[str, int, int, in
         for name, some in rows.items()
     ]
     return sorted(summed, key=lambda row: (-row[2], -row[3]))
-
-
-def _pattern(name: str) -> str:
-    return _NUMBER.sub("*", name)
 
 
 def _name(module: str) -> str:
@@ -290,9 +285,6 @@ def _nodes(node: ModuleNode) -> Iterator[ModuleNode]:
         yield from _nodes(child)
 
 
-_LOWER_BOUND = "An operator that may have FLOPs could not be counted: every figure is a lower bound."
-
-
 def formula_section(report: FormulaReport) -> Section:
     """The formula, the sizes that it holds for, and what was asked of it."""
     several = len({term.dtype for term in report.terms}) > 1
@@ -314,7 +306,9 @@ def formula_section(report: FormulaReport) -> Section:
     items: list[Item] = [
         *(f"{bucket} = {' + '.join(terms).replace('+ -', '- ')}" for bucket, terms in sums.items()),
         found if report.reason is None else f"No formula: {report.reason}.",
-        _LOWER_BOUND if report.lower_bound else "",
+        "An operator that may have FLOPs could not be counted: every figure is a lower bound."
+        if report.lower_bound
+        else "",
         *([Table(report.asked, columns, whole=True)] if report.asked else []),
     ]
     return Section("FLOPs by size", "", items)

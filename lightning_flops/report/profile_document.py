@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from lightning_flops.analysis.names import pattern_of
@@ -33,7 +32,6 @@ STARVED = "STARVED."
 NO_ADVICE = "Nothing that was measured is above its threshold."
 _DETAILED = "in the detailed report"
 _FAR_SLOWER, _ENOUGH_ALIKE = 3.0, 3  # a module that takes so many times as long as most of so many has its own row
-_LINE_CHARS = 44  # of a line of the user's program
 
 
 def short_sections(
@@ -241,8 +239,8 @@ def modules_section(profile: Profile, *, most: int) -> Section:
     return Section(title, "", [Table(found[:most], filled(found, columns), whole=True), words])
 
 
-def _cut(text: str, *, chars: int) -> str:
-    return text if len(text) <= chars else f"{text[: chars - 1]}…"
+def _cut(text: str) -> str:
+    return text if len(text) <= 44 else f"{text[:43]}…"
 
 
 def lines_section(lines: LinesProfile, *, most: int | None = None) -> Section:
@@ -255,7 +253,7 @@ def lines_section(lines: LinesProfile, *, most: int | None = None) -> Section:
         Column("", at("seconds"), unit="s"),
         share("share", at("share")),
         Column("part", at("part"), str, left=True),
-        Column("line", at("text"), partial(_cut, chars=_LINE_CHARS), left=True),
+        Column("line", at("text"), _cut, left=True),
     ]
     words = sentences(
         f"By samples of the host's time in {plain(lines.steps)} further {plural('step', lines.steps)}; in place of a "

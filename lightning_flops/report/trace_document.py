@@ -146,14 +146,12 @@ def _kernels(report: TraceReport, summary: tables.KernelSummary) -> Section:
         f"shorter than {tables.SHORT_KERNEL_LIMIT_US} us": f"{percent(summary.short_calls_ratio)} of the kernels, "
         f"{percent(summary.short_time_ratio)} of their time",
     }
-    return Section("Kernels", _OF_KERNELS, [values, Table(rows, columns)])
-
-
-_OF_KERNELS = (
-    "TC: whether the operator can use tensor cores / whether the kernel's name says that it did; n/a for AMD's and "
-    "Intel's names. Above 100% of peak: Winograd and the like multiply less than the formula says, or the clock was "
-    "boosted above that of the vendor's figure."
-)
+    note = (
+        "TC: whether the operator can use tensor cores / whether the kernel's name says that it did; n/a for AMD's and "
+        "Intel's names. Above 100% of peak: Winograd and the like multiply less than the formula says, or the clock "
+        "was boosted above that of the vendor's figure."
+    )
+    return Section("Kernels", note, [values, Table(rows, columns)])
 
 
 def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:

@@ -264,7 +264,6 @@ _MARKED_PHASES = {"data_wait": "data loader", "forward": "forward", "backward": 
 _DEVICE_COLLECTIVE = re.compile(r"[nr]ccl|oneccl|mscclpp|cross_device_reduce|(one|two)_shot_all_r|multimem_all", re.I)
 _COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-Za-z]*)", re.I)
 _STARTS_OR_WAITS = re.compile(r"_?c10d(_functional\w*)?::|autograd::engine::|torch::autograd::")
-_COMPILED = ("CompiledFunction", "Torch-Compiled Region")  # scopes of torch.compile, whose loops are no operators
 
 # Patterns of names that NVIDIA's and PyTorch's libraries give kernels built on tensor-core instructions.
 _TENSOR_CORE = re.compile(
@@ -365,7 +364,8 @@ def collective_of(name: str) -> str:
 def computes_on_host(operator: str) -> bool:
     """Whether an operator of this name computes, and does not start communication, wait for it or run any Python."""
     # A node of autograd, or a Function of the user's, runs operators that compute, and hooks that may well wait.
-    return ("::" in operator and _STARTS_OR_WAITS.match(operator) is None) or operator.startswith(_COMPILED)
+    is_compiled = operator.startswith(("CompiledFunction", "Torch-Compiled Region"))  # its loops are no operators
+    return is_compiled or ("::" in operator and _STARTS_OR_WAITS.match(operator) is None)
 
 
 def uses_tensor_cores(name: str) -> bool:

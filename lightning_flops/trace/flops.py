@@ -47,11 +47,8 @@ _CAPTURE = re.compile(r"(cuda|hip)Stream(Begin|End)Capture")
 # A library's convolution, and the halves of its backward up to torch 1.10.
 _OLD_CONVOLUTION = re.compile(r"aten::\w+_convolution(_backward_(input|weights?))?$")
 _Sizes = tuple[int, ...]
-_NO_SHAPES = "its shapes were not recorded"
-_TOO_MANY = "its shapes give more FLOPs or bytes than a trace can have"
 _MOST = 2**58  # FLOPs of a call: five minutes of an H100
 Sums = Callable[[Values], list[Any]]  # the sums of a column of all calls in each of some groups
-_KERNEL_ALONE = "a kernel that multiplies, launched by no operator that was counted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +121,7 @@ def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints
         inputs = trace.recorded_inputs[number] if number >= 0 else RecordedInputs()
         work = formulas(name, inputs)
         if number < 0 and work.role in ("unread", "unknown"):
-            work = replace(work, reason=_NO_SHAPES)
+            work = replace(work, reason="its shapes were not recorded")
         values, result, weight = _sizes(inputs)
         if _OLD_CONVOLUTION.match(name) and inputs.concrete is None and result[:2] == (*values[:1], *weight[:1]) != ():
             dtype = {"c10::half": "float16", "double": "float64"}.get(str(inputs.types[0]).lower(), "float32")
@@ -132,7 +129,8 @@ def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints
             size = sum(map(math.prod, (values, result, weight))) * {"float16": 2, "float64": 8}.get(dtype, 4)
             work = RecordedWork(role="counts", operator=work.operator, dtype=dtype, flops=flops, bytes=size)
         if max(work.flops, work.recompute, work.skipped, work.bytes or 0) > _MOST:
-            work = RecordedWork(role="unread", operator=work.operator, may_have_flops=True, reason=_TOO_MANY)
+            reason = "its shapes give more FLOPs or bytes than a trace can have"
+            work = RecordedWork(role="unread", operator=work.operator, may_have_flops=True, reason=reason)
         works.append(work)
     numbers = np.full(len(trace), -1, dtype=np.int64)
     numbers[rows] = groups.number
@@ -397,7 +395,8 @@ class Work:
         alone = kernels[nearest(around, answered)[launchers] < 0]
         works = [self.works[index] for index in self.work_of[self.uncounted].tolist()]
         found = Counter((work.operator, work.reason) for work in works)
-        found.update((trace.name_of(row), _KERNEL_ALONE) for row in alone.tolist())
+        reason = "a kernel that multiplies, launched by no operator that was counted"
+        found.update((trace.name_of(row), reason) for row in alone.tolist())
         rows = [UncountedRow(name=name, calls=calls, reason=reason) for (name, reason), calls in found.items()]
         rows.sort(key=lambda row: (-row.calls, row.name, row.reason))
         return rows, np.concatenate([self.uncounted, alone])

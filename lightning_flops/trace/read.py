@@ -157,16 +157,15 @@ def _kind_of(category: str | None) -> int:
     return KIND_OF_CATEGORY.get((category or "").lower(), _FOREIGN)
 
 
-_Numbers = defaultdict[Any, int]
-
-
 class Columns:
     """Columns that grow by one list of events after another."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         # A number for each different key, in order of first appearance.
-        self._names, self._lanes, self._inputs, self._collectives = (_Numbers(count().__next__) for _ in range(4))
+        self._names, self._lanes, self._inputs, self._collectives = (
+            defaultdict[Any, int](count().__next__) for _ in range(4)
+        )
         self._parts, self._memory = defaultdict[str, bytearray](bytearray), defaultdict[str, bytearray](bytearray)
         self._foreign, self._seen = Counter[str](), 0
 

@@ -66,17 +66,12 @@ def launches_of(trace: Trace) -> tuple[Ints, Ints]:
     return moments[order], rows[order]
 
 
-def launch_numbers(trace: Trace) -> Ints:
-    """For each row the number that a launch and what it launched have in common; -1 without."""
-    # AMD's roctracer writes no correlation: there it is the External id.
-    number, rest = 2 * trace.correlation, np.flatnonzero(trace.correlation < 0)
-    number[rest] = np.where(trace.external_id[rest] > 0, 2 * trace.external_id[rest] + 1, -1)
-    return number
-
-
 def _launches(trace: Trace) -> tuple[Ints, int]:
     """For each row of a device event the call that launched it, or -1; and how many may be of several calls."""
-    number = launch_numbers(trace)
+    # A launch and what it launched have a number in common. AMD's roctracer writes no correlation: there it is the
+    # External id.
+    number, rest = 2 * trace.correlation, np.flatnonzero(trace.correlation < 0)
+    number[rest] = np.where(trace.external_id[rest] > 0, 2 * trace.external_id[rest] + 1, -1)
     calls = trace.by_start((trace.kind == Kind.RUNTIME) & (number >= 0))
     calls = calls[np.argsort(number[calls], kind="stable")]
     # A call of the driver within the runtime's has its number: the outer one launched.

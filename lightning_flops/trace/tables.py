@@ -413,7 +413,12 @@ def memory_curves(trace: Trace) -> tuple[schema.MemoryCurve, ...] | None:
     if not (memory := trace.memory):
         return None
     begin, curves = int(trace.start_ns.min()), list[schema.MemoryCurve]()
-    spans = _phase_spans(trace, begin)
+    of_phases = (
+        (name, (start - begin) / NS_PER_US, (end - begin) / NS_PER_US)
+        for name, phase in phases_of(trace).items()
+        for start, end in zip(phase.own.starts.tolist(), phase.own.ends.tolist(), strict=True)
+    )
+    spans = tuple(sorted(of_phases, key=itemgetter(1)))
     for device, rows in split_by(memory["device"], np.argsort(memory["time_ns"], kind="stable")):
         times_us, total = (memory["time_ns"][rows] - begin) / NS_PER_US, memory["total_allocated"][rows]
         absolute = bool((total >= 0).all())
@@ -431,13 +436,3 @@ def memory_curves(trace: Trace) -> tuple[schema.MemoryCurve, ...] | None:
         )
         curves.append(curve)
     return tuple(sorted(curves, key=lambda one: (one.device < 0, one.device)))
-
-
-def _phase_spans(trace: Trace, begin_ns: int) -> tuple[tuple[str, float, float], ...]:
-    """Name, begin and end of each stretch of a phase on the host, by time; in microseconds after *begin_ns*."""
-    found = [
-        (name, (start - begin_ns) / NS_PER_US, (end - begin_ns) / NS_PER_US)
-        for name, phase in phases_of(trace).items()
-        for start, end in zip(phase.own.starts.tolist(), phase.own.ends.tolist(), strict=True)
-    ]
-    return tuple(sorted(found, key=itemgetter(1)))
