@@ -358,8 +358,11 @@ def _stragglers(ranks: RanksProfile) -> list[str]:
 def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     """Each figure of a rank over the ranks: the least, the median and the greatest, and whose they are."""
     kind = "" if profile.memory is None else f" ({profile.memory.kind})"
-    others = {"model FLOPs": "model_flops", "params on the rank": "local_params"}
-    others |= {f"peak memory{kind}, B": "peak_memory_bytes"}
+    others = {
+        "model FLOPs": "model_flops",
+        "params on the rank": "local_params",
+        f"peak memory{kind}, B": "peak_memory_bytes",
+    }
     found = {label: {one.rank: getattr(one, name) for one in ranks.ranks} for label, name in others.items()}
     rows = [_spread(*one, duration, of=ranks.answered) for one in _seconds_of_ranks(profile, ranks)]
     rows += [_spread(*one, si, of=ranks.answered) for one in found.items()]

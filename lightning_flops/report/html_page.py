@@ -170,9 +170,13 @@ def bundled(name: str) -> str:
 
 def page_view(title: str, where: str, summary: Sequence[str], sections: Iterable[Section], **data: Any) -> View:
     """A view of *sections*, whose pictures are drawn of *data*."""
-    view: View = {"title": printable(title), "where": printable(where), "summary": list(map(printable, summary))}
-    view |= {"parts": [], "steps": None, "modules": [], "roofline": None, "curves": [], **data}
-    return view | {"sections": list(map(as_data, sections))}
+    return {
+        "title": printable(title),
+        "where": printable(where),
+        "summary": list(map(printable, summary)),
+        **{"parts": [], "steps": None, "modules": [], "roofline": None, "curves": [], **data},
+        "sections": list(map(as_data, sections)),
+    }
 
 
 def profile_view(profile: Profile) -> View:

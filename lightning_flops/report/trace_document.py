@@ -156,12 +156,11 @@ def _kernels(report: TraceReport, summary: tables.KernelSummary) -> Section:
 
 def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
     """FLOPs by step and operator, and what was not counted."""
-    phases = ["forward", "backward", "recompute", "optimizer"]
-    phases += ["skipped"] if any(step.skipped for step in flops.steps) else []
+    skipped = ["skipped"] if any(step.skipped for step in flops.steps) else []
     steps = [
         Column("", lambda step: _step_name(step.step), str),
         Column("wall", at("wall_us"), unit="us", sort="total"),
-        *all_of({phase: phase for phase in phases}, unit="FLOPs"),
+        *all_of({phase: phase for phase in ("forward", "backward", "recompute", "optimizer", *skipped)}, unit="FLOPs"),
         Column("", at("flops_per_sec"), unit="FLOP/s", sort="rate"),
         *all_of({"MFU": "mfu", "HFU": "hfu"}, percent),
     ]
@@ -239,10 +238,14 @@ def _modules(_: TraceReport, modules: tables.ModuleTable) -> Section:
 
 
 def _communication(report: TraceReport, _: object) -> Section:
-    rows, columns = report.collectives or (), [named("collective"), CALLS, _BYTES]
-    columns += spread("device" if any(row.device is not None for row in rows) else "host")
+    rows = report.collectives or ()
+    clock = "device" if any(row.device is not None for row in rows) else "host"
     note = "Overlapping events are merged. Compute: kernels that do not communicate. Exposed: not hidden by these."
-    return Section("Communication", note, [Table([report], filled([report], OVERLAP)), Table(rows, columns)])
+    return Section(
+        "Communication",
+        note,
+        [Table([report], filled([report], OVERLAP)), Table(rows, [named("collective"), CALLS, _BYTES, *spread(clock)])],
+    )
 
 
 def _operators(report: TraceReport, rows: Sequence[tables.OperatorRow]) -> Section:
