@@ -168,7 +168,7 @@ def own_loop(net: StampedNet, batches: Any, settings: Settings) -> Sequence[Prof
             with net.stamped("backward"):
                 loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            net.model.zero_grad()
+            optimizer.zero_grad()
             net.on_train_batch_end()
     return () if watched is None else watched.profiles
 

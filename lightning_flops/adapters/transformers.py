@@ -138,19 +138,13 @@ class TrainerAdapter(LoopAdapter):
         """Hear what the Trainer and accelerate do around a step's parts."""
         super().mark_parts(stack)
         trainer = self.trainer
-        model = trainer.model_wrapped
         parts: tuple[tuple[Any, str, TimePhase, Any], ...] = (
             (type(trainer), "compute_loss", "forward", trainer),
             (accelerate_loaders, "send_to_device", "transfer", None),
-            (Accelerator, "clip_grad_norm_", "optimizer", trainer.accelerator),
-            (type(model), "zero_grad", "optimizer", model),
         )
         for owner, name, part, of in parts:
             begins = partial(TrainerAdapter._part_begins, part=part)
             hear(self, owner, name, stack, begins=begins, ends=TrainerAdapter._part_ends, of=of)
-
-    def _part_begins(self, *_: Any, part: TimePhase, **__: Any) -> None:
-        self.run.enter(part, counts=False)
 
     # ---- batches
 

@@ -171,16 +171,18 @@ class StepFlops:
         self.schedule.counted(seconds)
         self._recent = self._missed(_RECENT)
 
-    def ran(self, batches: Batches, tokens: Tokens, updates: int, *, seconds: float, profiled: bool = False) -> None:
-        """A step ran that was not counted; a *profiled* one was slowed down, and is in no rate."""
+    def ran(
+        self, batches: Batches, tokens: Tokens, updates: int, *, seconds: float, steps: int = 1, profiled: bool = False
+    ) -> None:
+        """So many alike *steps* ran that were not counted; *profiled* ones were slowed down, and are in no rate."""
         shape, real, squares = _shape(batches, tokens, updates)
         for into in (self._slowed,) if profiled else (self._usual, self._unread):
-            steps, reals, all_squares = into.groups.get(shape, (0, 0, 0))
-            into.groups[shape] = steps + 1, reals + real, all_squares + squares
+            number, reals, all_squares = into.groups.get(shape, (0, 0, 0))
+            into.groups[shape] = number + steps, reals + steps * real, all_squares + steps * squares
             if len(into.groups) > _MOST_SHAPES:
                 self._predict(into)
         if not profiled:
-            self.schedule.ran(seconds)
+            self.schedule.ran(seconds, steps)
 
     # ---- predictions
 
@@ -332,11 +334,11 @@ class CountSchedule:
         self._learned += learns
         return learns
 
-    def ran(self, seconds: float) -> None:
-        """An unprofiled step took so long."""
+    def ran(self, seconds: float, steps: int = 1) -> None:
+        """So many unprofiled steps took so long."""
         self._all_seconds += seconds
         self._usual_seconds += seconds
-        self._usual_steps += 1
+        self._usual_steps += steps
 
     def counted(self, seconds: float) -> None:
         """A step that was counted took so long, in a window or outside."""

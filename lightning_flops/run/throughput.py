@@ -6,7 +6,7 @@ neither is what belongs to no step, such as a validation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -32,17 +32,18 @@ from lightning_flops.run.adapter import Adapter
 from lightning_flops.schema.profile import ThroughputSummary
 
 _MOST_STRETCHES = 64
-_MOST_APART = 64  # batches that are not added up yet: one by one it costs each step as much again
+_MOST_APART = 64  # batches, or steps, that are not added up yet: one by one it costs each step as much again
 
+Key = tuple[Batches, Tokens, int]  # what a step computed on, and its updates
 Batch = tuple[Any, Shapes, BatchTokens | None]  # what the loop gave the model, its shapes, its tokens
 
 
-def _extremes(value: float | None, *, of: int = 1) -> Extremes | None:
+def _extremes(value: float | None, of: int = 1) -> Extremes | None:
     """Those of so many values that are alike, whose sum is *value*, if that is known."""
     return None if value is None else Extremes(of, value, value / of, value / of)
 
 
-def _of_all(values: Sequence[Extremes | None]) -> Extremes | None:
+def _of_all(values: Iterable[Extremes | None]) -> Extremes | None:
     """The extremes of all these values, if any are known."""
     known = [one for one in values if one is not None]
     if not known:
@@ -101,7 +102,8 @@ class Monitor:
     _fetches: int = 0  # depth of the running ones
     _fetch_since: float | None = None
     _outside_since: float | None = None
-    _reading: list[BatchTotals] = field(default_factory=list)  # batches since the last one, many of them added up
+    _apart: list[tuple[Any, ...]] = field(default_factory=list)  # the latest batches, as ``batch`` got them
+    _reading: BatchTotals = field(default_factory=BatchTotals)  # the other ones since the last reading
     _read: BatchTotals = field(default_factory=BatchTotals)  # those before
     _profiled_tokens: BatchTokens = NO_TOKENS
     _stretches: Stretches = field(default_factory=Stretches)
@@ -159,37 +161,46 @@ class Monitor:
         if profiled:
             self._profiled_tokens = self._profiled_tokens.plus(tokens)
         else:
-            rate = samples / seconds if samples is not None and seconds > 0 else None
-            these = BatchTotals(
-                batches=batches,
-                seconds=_extremes(seconds, of=batches),
-                reader_sec=_extremes(wait, of=batches),
-                samples=samples,
-                samples_per_sec=_extremes(rate),
-                tokens=tokens or UNKNOWN_TOKENS,
-            )
-            self._reading.append(these)
-            if len(self._reading) == _MOST_APART:
-                self._reading = [_together(self._reading)]
-            for _ in range(batches):
-                self._stretches.add(seconds / batches, (wait or 0.0) / batches)
+            self._apart.append((seconds, wait, samples, tokens or UNKNOWN_TOKENS, batches))
+            if len(self._apart) == _MOST_APART:
+                self._add_up()
         seconds += self._step_sec
         self._step_sec = 0.0 if ends_step else seconds
         return seconds
 
+    def _add_up(self) -> None:
+        if not self._apart:
+            return
+        seconds, waits, samples, tokens, numbers = zip(*self._apart, strict=True)
+        rates = [one / sec for one, sec in zip(samples, seconds, strict=True) if one is not None and sec > 0]
+        these = BatchTotals(
+            batches=sum(numbers),
+            seconds=_of_all(map(_extremes, seconds, numbers)),
+            reader_sec=_of_all(map(_extremes, waits, numbers)),
+            samples=None if None in samples else sum(samples),
+            samples_per_sec=_of_all(map(_extremes, rates)),
+            tokens=NO_TOKENS.plus(*tokens),
+        )
+        for sec, wait, number in zip(seconds, waits, numbers, strict=True):
+            for _ in range(number):
+                self._stretches.add(sec / number, (wait or 0.0) / number)
+        self._apart, self._reading = [], _together([self._reading, these])
+
     def read(self) -> BatchTotals:
         """The batches since the last reading; the next reading begins here."""
-        reading, self._read, self._reading = _together(self._reading), self.totals(), []
+        self._add_up()
+        reading, self._read, self._reading = self._reading, self.totals(), BatchTotals()
         return reading
 
     def totals(self) -> BatchTotals:
         """All unprofiled batches of the run."""
-        return replace(_together([self._read, *self._reading]), stretches_sec=self._stretches.means())
+        self._add_up()
+        return replace(_together([self._read, self._reading]), stretches_sec=self._stretches.means())
 
     @property
     def all_tokens(self) -> BatchTokens:
         """Of every batch, profiled ones as well."""
-        return self._profiled_tokens.plus(self._read.tokens, *(one.tokens for one in self._reading))
+        return self._profiled_tokens.plus(self.totals().tokens)
 
 
 @dataclass(slots=True)
@@ -213,9 +224,12 @@ class Throughput:
         self.counts_steps = config.monitor and not config.timer_only  # those outside of windows, too
         self.config = config
         self._context = adapter.context()
-        self.flops = StepFlops(seed=seed_of_run(self._context.world_size))
+        self._flops = StepFlops(seed=seed_of_run(self._context.world_size))
+        self.draws_check, self.wants = self._flops.schedule.draws_check, self._flops.wants
+        self._alike: tuple[Key, bool] = ((), (), 0), False  # of the latest uncounted steps, which are not told yet
+        self._seconds: list[float] = []  # of each of them
         self._measured = measured_peaks(self._context.host, self._context.device_name)
-        self._of_window: dict[int, tuple[Batches, Tokens, int]] = {}  # what the steps of the open window computed on
+        self._of_window: dict[int, Key] = {}  # what the steps of the open window computed on
         self._meter = BatchMeter(
             batch_size=config.batch_size,
             tokens_per_sample=config.tokens_per_sample,
@@ -227,10 +241,12 @@ class Throughput:
         """The running *step* was counted to its end."""
         self.step.counted = step
 
-    def samples(self, batches: Sequence[Batch], rows: Sequence[int | None] | None) -> list[int | None]:
+    def samples(self, batches: Sequence[Batch], rows: Sequence[int | None] | None) -> Sequence[int | None]:
         """Samples of each of *batches*, of which the adapter may know the *rows*; None: not known."""
         if rows is None:
             return [self._meter.samples(given, shapes) for given, shapes, _ in batches]
+        if self.config.batch_size is None:
+            return rows
         return [self._meter.given(given, known) for (given, _, _), known in zip(batches, rows, strict=True)]
 
     def tokens_of(self, batch: Batch, samples: int | None) -> int | None:
@@ -283,7 +299,21 @@ class Throughput:
                 lower_bound=counted.lower_bound,
             )
         elif self.counts_steps:
-            self.flops.ran(*key, seconds=seconds, profiled=step.profiled)
+            if self._alike != (alike := (key, step.profiled)) or len(self._seconds) == _MOST_APART:
+                self._add_up()
+                self._alike = alike
+            self._seconds.append(seconds)
+
+    def _add_up(self) -> None:
+        if seconds := self._seconds:
+            (key, profiled), self._seconds = self._alike, []
+            self._flops.ran(*key, steps=len(seconds), seconds=sum(seconds), profiled=profiled)
+
+    @property
+    def flops(self) -> StepFlops:
+        """FLOPs of all steps so far."""
+        self._add_up()
+        return self._flops
 
     def predicted(self, steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
         """The *steps* that a window has timed, which ends here, with their FLOPs by the run's formula."""

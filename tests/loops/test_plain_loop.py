@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 from lightning_flops import Profile, profile_training
 from lightning_flops.pytorch import TrainingProfiler
@@ -542,3 +544,54 @@ def test_what_is_wrong_is_named(given: dict[str, Any], kind: type[Exception], wo
     make: Callable[..., Any] = profile_training
     with pytest.raises(kind, match=words):
         make(**{"model": nn.Linear(1, 1), **given})
+
+
+NORM_SEC, SCALE_SEC, VALUE_SEC, CLEAR_SEC, LOGGED_SEC = 0.25, 0.125, 1.5, 0.75, 3.0
+
+
+class ClearsSlowly(SlowSGD):
+    """Takes its time to drop gradients as well."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._now.sleep(CLEAR_SEC)
+        super().zero_grad(set_to_none)
+
+
+@pytest.fixture
+def slow_clipping(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch clips by takes its time: the norm, the scaling, and the limits of each value."""
+
+    def slowly(original: Any, sec: float, *args: Any, **given: Any) -> Any:
+        now.sleep(sec)
+        return original(*args, **given)
+
+    sleeps: Any = {(torch.linalg, "vector_norm"): NORM_SEC, (torch, "clamp"): SCALE_SEC}
+    for (owner, name), sec in {**sleeps, (torch, "_foreach_clamp_min_"): VALUE_SEC}.items():
+        monkeypatch.setattr(owner, name, partial(slowly, getattr(owner, name), sec))
+
+
+@pytest.mark.parametrize("clears_before_backward", [False, True])
+def test_clipping_and_dropping_gradients_are_of_the_update(
+    loop: Loop, slow_clipping: None, clears_before_backward: bool
+) -> None:
+    """Also if the program has imported the clipping by its name; what the loop does beside it stays other."""
+    optimizer = ClearsSlowly(loop.net.parameters(), loop.now)
+    before = {one: vars(one[0])[one[1]] for one in ((torch.nn.utils, "clip_grad_value_"), (nn.Module, "zero_grad"))}
+
+    def step(_: TrainingProfiler, place: int, rows: Tensor) -> None:
+        loss = loop.loss(rows)
+        if clears_before_backward:
+            optimizer.zero_grad()
+        loss.backward()
+        loop.now.sleep(LOGGED_SEC)
+        clip_grad_norm_(loop.net.parameters(), 1.0, foreach=True)
+        torch.nn.utils.clip_grad_value_(loop.net.parameters(), 0.5, foreach=True)
+        optimizer.step()
+        if not clears_before_backward:
+            optimizer.zero_grad()
+
+    loop.run(step, optimizer=optimizer)
+    clipped = NORM_SEC + SCALE_SEC + VALUE_SEC
+    update = replace(STEP, optimizer=UPDATE_SEC + CLEAR_SEC + clipped, other=LOGGED_SEC)
+    assert loop.seconds == [update, update]
+    assert {one: vars(one[0])[one[1]] for one in before} == before

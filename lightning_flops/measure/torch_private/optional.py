@@ -165,6 +165,17 @@ def fetched_ahead(loader: Any) -> int:
     return int((workers or 0) * (of_each or 0))
 
 
+# ---- clipping
+
+#: What torch clips gradients by, as modules and names. ``clip_grad_norm_`` calls those that begin with a line, also
+#: where a program has imported it by its name.
+CLIPS = [
+    (torch.nn.utils, "clip_grad_norm_"),
+    (torch.nn.utils, "clip_grad_value_"),
+    (torch.nn.utils.clip_grad, "_get_total_norm"),
+    (torch.nn.utils.clip_grad, "_clip_grads_with_norm_"),
+]
+
 # ---- modules: what they hold, what wrappers do with a model, which part of a tensor a rank has
 
 
