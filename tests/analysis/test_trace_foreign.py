@@ -196,10 +196,17 @@ def test_an_occupancy_of_zero_is_not_known_where_kernels_have_much_shared_memory
     def found(shared_memory: Any) -> tuple[float | None, tuple[str, ...]]:
         sized = {"blocks per SM": 46.3, "est. achieved occupancy %": 0, "shared memory": shared_memory}
         report = report_of(trace(mm, kernel(1, 30, 100, **sized)))
-        return known(report.kernels)[0].occupancy_percent, report.notes[:1]
+        (row,), (device,) = known(report.kernels), known(report.device_metrics)
+        assert row.occupancy_percent == device.occupancy_percent
+        return row.occupancy_percent, report.notes[:1]
 
     note = "Left out: an occupancy of 0, written for kernels with much shared memory: 1."
     assert found(147456) == (None, (note,))
+    # What is not known of one kernel is not known of the device.
+    half: dict[str, Any] = {"blocks per SM": 2.0, "est. achieved occupancy %": 50}
+    none: dict[str, Any] = {"blocks per SM": 2.0, "est. achieved occupancy %": 0, "shared memory": 147456}
+    unknown, other = kernel(1, 30, 100, **none), kernel(2, 200, 50, **half)
+    assert known(report_of(trace(mm, unknown, other)).device_metrics)[0].occupancy_percent is None
     # With less shared memory 0 is what a small grid rounds to.
     assert [found(size)[0] for size in (1024, 48 << 10, None)] == [0, 0, 0]
     assert note not in found(1024)[1]
