@@ -214,11 +214,6 @@ def _flops(profile: Profile) -> str:
     )
 
 
-def counted(profile: Profile) -> str:
-    """Whose FLOPs they are: "step 3", "steps 3, 16-18", "batch 2"."""
-    return _indexes(profile.context.step_word, profile.counted_steps or (profile.profile_step,)).lower()
-
-
 def figures(profile: Profile) -> str:
     """FLOPs and time of a step, samples/s and MFU, as far as they are known, in one line."""
     context, timing, rates = profile.context, profile.timing, profile.job_rates
@@ -299,7 +294,8 @@ def render_html(report: Renderable) -> str:
 def line(report: Profile | ThroughputSummary | Comparison) -> str:
     """*report* in one line, for ``repr``."""
     if isinstance(report, Profile):
-        return f"<Profile of {counted(report)}: {figures(report)}>"
+        steps = _indexes(report.context.step_word, report.counted_steps or (report.profile_step,)).lower()
+        return f"<Profile of {steps}: {figures(report)}>"
     if isinstance(report, ThroughputSummary):
         return f"<ThroughputSummary of {plain(report.batches)} {plural('batch', report.batches)}>"
     return f"<Comparison: {comparison_headline(report)}>"
