@@ -226,7 +226,7 @@ class Throughput:
         self._context = adapter.context()
         self._flops = StepFlops(seed=seed_of_run(self._context.world_size))
         self.draws_check, self.wants = self._flops.schedule.draws_check, self._flops.wants
-        self._alike: tuple[Key, bool] = ((), (), 0), False  # of the latest uncounted steps, which are not told yet
+        self._alike: tuple[Key, bool] = ((), (), 0), False  # of the latest uncounted steps, which are not noted yet
         self._seconds: list[float] = []  # of each of them
         self._measured = measured_peaks(self._context.host, self._context.device_name)
         self._of_window: dict[int, Key] = {}  # what the steps of the open window computed on
