@@ -115,9 +115,9 @@ def _profile_every_engine() -> None:
     record_the_profiler()
     block_of = ours._block_of
 
-    def block_of_any(engine: Any) -> Any:
-        block = block_of(engine)
-        return ProfilerConfig.taken_over(BLOCK) if block is None else block
+    def block_of_any(engine: Any, **given: Any) -> Any:
+        has_one = "flops_profiler" in engine._config._param_dict
+        return block_of(engine, **given) if has_one else ProfilerConfig.from_block(BLOCK)
 
     ours._block_of = block_of_any
 

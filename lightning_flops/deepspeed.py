@@ -26,7 +26,7 @@ except ModuleNotFoundError as missing:
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.adapters.deepspeed import EngineAdapter, engine_run, make_without_builtin, settings_of
-from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
+from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private.optional import children_of
@@ -134,13 +134,13 @@ def _settings(
     if isinstance(config, ProfilerConfig):
         return config
     if config is None:
-        return _block_of(engine).settings
+        return _block_of(engine)
     if isinstance(config, Mapping) and BLOCK not in config:
         return ProfilerConfig.from_block({"enabled": True, **config})
     return ProfilerConfig.from_deepspeed_config(config)
 
 
-def _block_of(engine: Any, without: object = None) -> TakenBlock:
+def _block_of(engine: Any, without: object = None) -> ProfilerConfig:
     """The block of *engine*'s own config, as the user wrote it, or this; rank 0 logs its mistakes."""
     block = getattr(getattr(engine, "_config", None), "_param_dict", {}).get(BLOCK, without)
     # Off is what the config says, or the block was forgotten, or its name misspelt.
@@ -164,8 +164,8 @@ def _begins(kind: type, engine: Any, *_: Any, **__: Any) -> Ends | None:
 
 
 def _attach_by_block(engine: Any) -> None:
-    taken = _block_of(engine, without={})
-    if taken.settings.enabled:
-        attach(engine, taken.settings)
-    elif not taken.wrong:
+    settings = _block_of(engine, without={})
+    if settings.enabled:
+        attach(engine, settings)
+    else:
         OUTCOMES.reasons.append(f'the DeepSpeed config has no "{BLOCK}" block that is enabled')

@@ -242,7 +242,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if self._for_any_trainer and not all(one._for_any_trainer for one in ours):
             self._config = ProfilerConfig(enabled=False)
             return
-        taken = settings_of(
+        self._config = settings_of(
             block_of(trainer),
             self._given,
             enabled=not self._for_any_trainer,
@@ -251,18 +251,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             # A user who wrote the callback into the program expects a profile.
             level=logging.INFO if self._for_any_trainer else logging.WARNING,
         )
-        self._config = taken.settings
-        if run == "fit" and is_deepspeed(trainer) and (self._config.enabled or taken.wrong):
+        if run == "fit" and is_deepspeed(trainer):
             make_without_builtin(self._making_engine)
-
-    def _finish(self, interrupted_by: BaseException | None = None) -> None:
-        self._report(interrupted_by)
-        self._end_run()
-
-    @safe
-    def _report(self, interrupted_by: BaseException | None) -> None:
-        if self.run is not None:
-            self.run.finish(interrupted_by=interrupted_by)
 
     def _end_run(self) -> None:
         self._making_engine.close()

@@ -312,11 +312,7 @@ class TrainingProfiler(ProfiledRun):
 
     def stop(self, error: BaseException | None = None) -> None:
         """Report what was measured, and leave nothing behind; *error* is what has ended the loop, if anything has."""
-        if (adapter := self._adapter) is not None:
-            try:
-                adapter.finish(error)
-            finally:
-                self._end_run()
+        self._finish(error)
 
     def step(self) -> None:
         """A batch is through, and with it a step, if it was updated, or if ``profile_training`` got no optimizer."""

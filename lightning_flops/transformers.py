@@ -64,7 +64,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
     # ---- the Trainer's events
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._end()  # of one before that was left by an exception that we did not see
+        self._end_run()  # of one before that was left by an exception that we did not see
         self._start_anew()
 
     def on_epoch_begin(self, *args: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
@@ -82,7 +82,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
             return
         config = self._config = self._settings_in(trainer)
         if config.enabled:
-            publish, over = self._profiles.append, self._end
+            publish, over = self._profiles.append, self._end_run
             self._begin_run(TrainerAdapter(trainer, loader, config=config, publish=publish, over=over))
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
@@ -91,7 +91,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         if isinstance(self, CallbackOfAnyTrainer) and not all(isinstance(one, CallbackOfAnyTrainer) for one in ours):
             return ProfilerConfig(enabled=False)
         logs = trainer.is_world_process_zero()
-        return settings_of(block_of(trainer), self._given, enabled=True, run="training", logs=logs).settings
+        return settings_of(block_of(trainer), self._given, enabled=True, run="training", logs=logs)
 
     def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
         if self._adapter is not None:
@@ -106,12 +106,10 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
             self._adapter.epoch_ends()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        if self._adapter is not None:
-            self._adapter.finish()
-        self._end()
+        self._finish()
 
-    def _end(self) -> None:
-        self._end_run()
+    def _end_run(self) -> None:
+        super()._end_run()
         self._has_begun = False
 
 

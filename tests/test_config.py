@@ -193,19 +193,21 @@ def test_a_file_that_is_no_config_is_named_with_the_reason(content: str | None, 
 
 
 def test_a_block_taken_over_passes_over_what_it_does_not_know() -> None:
-    taken = ProfilerConfig.taken_over({"enabled": True, "detailed": False, "output_file": "", "step": 1})
-    assert taken.settings == ProfilerConfig(detailed=False)
-    assert taken.unknown == ("flops_profiler.step is not a setting, did you mean profile_step?",)
-    assert taken.wrong is None
+    settings, unknown, wrong = ProfilerConfig.taken_over(
+        {"enabled": True, "detailed": False, "output_file": "", "step": 1}
+    )
+    assert settings == ProfilerConfig(detailed=False)
+    assert unknown == ["flops_profiler.step is not a setting, did you mean profile_step?"]
+    assert wrong is None
 
 
 def test_a_wrong_value_of_a_block_taken_over_switches_off_unless_it_is_overruled() -> None:
     block = {"enabled": True, "top_modules": "3"}
-    taken = ProfilerConfig.taken_over(block)
-    assert not taken.settings.enabled
-    assert taken.wrong == "flops_profiler.top_modules must be an integer >= 1, got '3'"
-    overruled = ProfilerConfig.taken_over(block, given={"top_modules": 2})
-    assert overruled.settings == ProfilerConfig(top_modules=2, detailed=True) and overruled.wrong is None
+    settings, _, wrong = ProfilerConfig.taken_over(block)
+    assert not settings.enabled
+    assert wrong == "flops_profiler.top_modules must be an integer >= 1, got '3'"
+    overruled, _, wrong = ProfilerConfig.taken_over(block, given={"top_modules": 2})
+    assert overruled == ProfilerConfig(top_modules=2, detailed=True) and wrong is None
 
 
 NESTED = functools.reduce(lambda inner, _: [inner], range(100_000), list[Any]())

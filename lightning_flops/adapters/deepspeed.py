@@ -22,7 +22,7 @@ from torch import nn
 from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import Frame
 from lightning_flops.adapters.wrapping import hear
-from lightning_flops.config import OWN_FOLDER, ProfilerConfig, TakenBlock
+from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.batches import tensor_shapes
 from lightning_flops.measure.deepspeed_groups import parallel_sizes
@@ -90,18 +90,6 @@ def make_without_builtin(undo: Undo) -> None:
     listen(undo, owner, "DeepSpeedFlopsProfilerConfig", lambda *_: was_read)
 
 
-def engine_frame(engine: Any) -> Frame:
-    """The frame of the loop of *engine*, as far as a rank knows without asking the others."""
-    return Frame.of(
-        "deepspeed",
-        precision=lambda _: "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32",
-        rank=int(engine.global_rank),
-        world_size=int(engine.world_size),
-        sizes=parallel_sizes(engine),
-        strategy=f"ZeRO-{int(engine.zero_optimization_stage())}",
-    )
-
-
 def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
     """Where rank 0 shows the reports of *engine*'s run."""
     monitors = monitors_in(engine.monitor, tensorboard_dir=config.tensorboard_dir)
@@ -121,23 +109,22 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
 
 def settings_of(
     block: object | None, given: Mapping[str, Any], *, enabled: bool, run: str, logs: bool, level: int = logging.WARNING
-) -> TakenBlock:
+) -> ProfilerConfig:
     """The settings of a *run*: those of the *block* (None: there is none), and those *given*, which win.
 
     A block without the key ``enabled`` is *enabled* or not. With *logs*, what is wrong is logged; and, at this *level*,
     that the run is not profiled, where nothing is.
     """
-    if block is None:
-        taken = TakenBlock(ProfilerConfig(**given), (), None)
-    else:
-        taken = ProfilerConfig.taken_over(block, given=given, enabled=enabled)
+    taken, unknown, wrong = ProfilerConfig.taken_over(
+        {} if block is None else block, given=given, enabled=enabled or block is None
+    )
     if logs:
-        for words in taken.unknown:
+        for words in unknown:
             logger.warning("in the DeepSpeed config, %s", words)
-        if taken.wrong:
+        if wrong:
             OUTCOMES.warned = True
-            logger.warning("this %s is not profiled: %s", run, taken.wrong)
-        elif not taken.settings.enabled:
+            logger.warning("this %s is not profiled: %s", run, wrong)
+        elif not taken.enabled:
             logger.log(level, "flops_profiler.enabled is not true: this %s is not profiled", run)
     return taken
 
@@ -145,16 +132,11 @@ def settings_of(
 # ---- engines
 
 
-def is_engine(model: object) -> bool:
-    """Whether *model* is a DeepSpeed engine of any kind."""
-    names = [f"{kind.__module__}.{kind.__name__}" for kind in type(model).__mro__]
-    return "deepspeed.runtime.engine.DeepSpeedEngine" in names
-
-
 def engine_in(model: object) -> Any:
     """The engine that *model* is, or is a wrapper of, as Fabric's and the compiler's are; None: there is none."""
     for _ in range(_MOST_WRAPPERS):
-        if model is None or is_engine(model):
+        names = [f"{kind.__module__}.{kind.__name__}" for kind in type(model).__mro__]
+        if model is None or "deepspeed.runtime.engine.DeepSpeedEngine" in names:
             return model
         held = vars(model).get("_modules", {}) if isinstance(model, nn.Module) else {}
         model = next((held[name] for name in _WRAPPED if name in held), None)
@@ -205,7 +187,17 @@ class EngineAdapter(LoopAdapter):
             (),
             config=config,
             publish=publish,
-            frame=engine_frame(engine),
+            # As far as a rank knows without asking the others.
+            frame=Frame.of(
+                "deepspeed",
+                precision=lambda _: (
+                    "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32"
+                ),
+                rank=int(engine.global_rank),
+                world_size=int(engine.world_size),
+                sizes=parallel_sizes(engine),
+                strategy=f"ZeRO-{int(engine.zero_optimization_stage())}",
+            ),
             output=output or engine_output(engine, config),
             initial_step=initial_step or 0,
             device=torch.device(engine.device),
@@ -264,7 +256,8 @@ class EngineAdapter(LoopAdapter):
         run = self.run
         run.undo.callback(vars(self.engine).pop, _ADAPTER, None)
         vars(self.engine)[_ADAPTER] = self
-        self._hear_method("save_checkpoint", run.undo, EngineAdapter._saves, EngineAdapter._comes_back)
+        saves = partial(EngineAdapter._leaves, what="checkpoint")
+        self._hear_method("save_checkpoint", run.undo, saves, EngineAdapter._comes_back)
         self._hear_method("destroy", run.undo, EngineAdapter._is_destroyed)
         super().begin()
         if self._is_half:
@@ -308,8 +301,8 @@ class EngineAdapter(LoopAdapter):
     def _work_ends(self, _: Any) -> None:
         self._work.close()
 
-    def _saves(self, *_: Any, **__: Any) -> None:
-        self.leave_out("checkpoint")
+    def _leaves(self, *_: Any, what: str, **__: Any) -> None:
+        self.leave_out(what)
 
     def _comes_back(self, _: Any) -> None:
         self.take_in()
@@ -381,7 +374,7 @@ class PipelineAdapter(EngineAdapter):
         kind = PipelineAdapter
         self._hear_parts(self._always, undo)
         self._hear_method("train_batch", undo, kind._train_batch_begins, kind._train_batch_ends)
-        self._hear_method("eval_batch", undo, kind._evaluates_batch, kind._comes_back)
+        self._hear_method("eval_batch", undo, partial(kind._leaves, what="validation"), kind._comes_back)
         if self._loads and hasattr(type(self.engine), "_next_batch"):
             self._hear_method("_next_batch", undo, kind._load_begins, kind._micro_batch_is_loaded)
 
@@ -425,9 +418,6 @@ class PipelineAdapter(EngineAdapter):
         self._micro_batches.append((batch, shapes, None))
         if len(self._micro_batches) == 1:
             self.run.batch_begins(shapes)
-
-    def _evaluates_batch(self, *_: Any, **__: Any) -> None:
-        self.leave_out("validation")
 
     def _train_batch_begins(self, *_: Any, **__: Any) -> None:
         self._goes_away("")

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +41,7 @@ else:  # LightningCLI runs the callback's TYPE_CHECKING imports: these must not 
     Callback = LightningModule = Trainer = Any
 
 IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")  # the two names under which Lightning is installed
+_THEIRS = ("lightning.pytorch.", "pytorch_lightning.")  # begin names of modules of its, and of no package named alike
 
 _PARTS: dict[str, TimePhase] = {  # of a step, by the Trainer's action
     "batch_to_device": "transfer",
@@ -120,16 +120,20 @@ class LightningAdapter(PhasedAdapter):
         if step is not None:  # a loop that is known to be too short for it is profiled in its last step
             step = int(min(step, max(0, _steps_in(trainer, loop) - 1)))
         development = bool(getattr(trainer, "fast_dev_run", False))  # it writes no files but one that a setting names
+        # On other ranks some loggers number their folders anew.
+        loggers, numbered = Services(trainer.loggers), Services(trainer.loggers if trainer.is_global_zero else ())
         output = LoggedOutput(
             config,
-            loggers=Services(trainer.loggers),
-            folder=lambda: None if development else _log_folder(trainer) or own_folder,
+            loggers=loggers,
+            # Not ``trainer.log_dir``, which broadcasts and so needs all ranks, and not the ``save_dir`` of a logger
+            # without a folder for each run, which may be the working directory.
+            folder=lambda: None if development else numbered.folder() or own_folder,
             announce=partial(announce_in_log, _import_root(trainer)),
             nowhere=""
             if development or own_folder
             else "No file keeps it: give the Trainer a logger or a FlopsProfilerCallback, or "
             'call logging.basicConfig(level="INFO").',
-            part="" if loop == "training" else loop,
+            part=loop.removeprefix("training"),
         )
         self.facts = Facts(
             root=pl_module,
@@ -184,6 +188,11 @@ class LightningAdapter(PhasedAdapter):
             self._hear_what_is_called_by_hand(undo)
         self._done.attempts = self._attempted()
         self.outside("start")  # until the first batch is there
+
+    @safe
+    def finish(self, error: BaseException | None = None) -> None:
+        """The loop is over, or has raised *error*."""
+        self.run.finish(interrupted_by=error)
 
     # ---- parts of a step
 
@@ -308,7 +317,7 @@ class LightningAdapter(PhasedAdapter):
         before, done.attempts = done.attempts, self._attempted()
         updates, done.updates = max(done.updates, done.attempts - before), 0
         # In manual optimization Lightning's stand-in for an optimizer makes no steps.
-        unseen = self._manual and all(is_lightnings(type(one)) for one in self._trainer.optimizers)
+        unseen = self._manual and all(type(one).__module__.startswith(_THEIRS) for one in self._trainer.optimizers)
         ends_step = not self._trains or updates > 0 or unseen
         known = None if rows is None else [rows]
         logs = ends_step and self._logs()
@@ -350,11 +359,6 @@ def _meaning(action: str) -> tuple[str, TimePhase | None]:
 
 
 # ---- what a Trainer knows about its run, and where its reports go; nothing here asks another rank
-
-
-def is_lightnings(kind: type) -> bool:
-    """Whether the class *kind* is defined in Lightning itself, and not in a package whose name begins as its name."""
-    return kind.__module__.startswith(tuple(f"{root}." for root in IMPORT_ROOTS))
 
 
 def _steps_in(trainer: Trainer, loop: Loop) -> float:
@@ -413,17 +417,6 @@ def run_context(trainer: Trainer, loop: Loop = "training") -> RunContext:
 def _import_root(trainer: Trainer) -> str:
     modules = [kind.__module__ for kind in type(trainer).__mro__]  # the Trainer may be a subclass of the user's
     return next((root for module in modules for root in IMPORT_ROOTS if module.startswith(f"{root}.")), modules[0])
-
-
-def _log_folder(trainer: Trainer) -> str | None:
-    """The folder that a logger has for this run; None if none has one.
-
-    Not ``trainer.log_dir``, which broadcasts and so needs all ranks, and not the ``save_dir`` of a logger without a
-    folder for each run, which may be the working directory. A mock logger has an object under every name: only paths.
-    """
-    loggers = trainer.loggers if trainer.is_global_zero else []  # on other ranks some number their folders anew
-    folders = [getattr(one, "log_dir", None) for one in loggers]
-    return next((str(one) for one in folders if isinstance(one, (str, PurePath)) and str(one)), None)
 
 
 def is_deepspeed(trainer: Trainer) -> bool:

@@ -158,7 +158,7 @@ class TrainerAdapter(LoopAdapter):
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if "num_items_in_batch" in kwargs:  # that of all batches of a step
             kwargs = {name: value for name, value in kwargs.items() if name != "num_items_in_batch"}
-        return super()._given(args, kwargs)
+        return kwargs if kwargs and not args else super()._given(args, kwargs)
 
     def _tokens(self, given: Any, shapes: Shapes) -> BatchTokens | None:
         tokens = super()._tokens(given, shapes)

@@ -17,7 +17,6 @@ from lightning_flops.config.settings import (
     SETTINGS as SETTINGS,
     ProfilerConfig as ProfilerConfig,
     SettingArguments as SettingArguments,
-    TakenBlock as TakenBlock,
     config_from as config_from,
     given_settings as given_settings,
     takes_settings as takes_settings,

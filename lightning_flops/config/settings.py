@@ -238,12 +238,15 @@ class ProfilerConfig:
         return cls.from_block(whole.get(BLOCK, {}))
 
     @classmethod
-    def taken_over(cls, block: object, *, given: Mapping[str, Any] | None = None, enabled: bool = False) -> TakenBlock:
+    def taken_over(
+        cls, block: object, *, given: Mapping[str, Any] | None = None, enabled: bool = False
+    ) -> tuple[ProfilerConfig, list[str], str | None]:
         """Settings from a ``"flops_profiler"`` block that was written for DeepSpeed. Nothing is raised.
 
         A block that DeepSpeed accepts must not end the training here. An unknown key is ignored. A value that breaks
-        its rule means that nothing is profiled. The caller warns of both. Settings *given* elsewhere win over the
-        block's; without the key ``enabled`` it is *enabled* or not.
+        its rule means that nothing is profiled. The caller warns of both: returned, too, are a message for each ignored
+        key, which names the nearest setting, and what is wrong with a value, if any is. Settings *given* elsewhere win
+        over the block's; without the key ``enabled`` it is *enabled* or not.
         """
         given, unknown, wrong = given or {}, list[str](), None
         try:
@@ -257,15 +260,7 @@ class ProfilerConfig:
             wrong = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             taken = cls(**{**given, "enabled": False})
         # A value in a block may be as long as a file.
-        return TakenBlock(taken, tuple(unknown), wrong and wrong[:300])
-
-
-class TakenBlock(NamedTuple):
-    """The outcome of reading a block that was written for DeepSpeed."""
-
-    settings: ProfilerConfig  # not enabled if a value is wrong
-    unknown: tuple[str, ...]  # one message for each ignored key, which names the nearest setting
-    wrong: str | None  # why this block profiles nothing: the setting, its rule and the value; None if nothing is wrong
+        return taken, unknown, wrong and wrong[:300]
 
 
 SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in fields(ProfilerConfig)}

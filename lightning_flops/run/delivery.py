@@ -319,8 +319,16 @@ class ProfiledRun:
         self._adapter, self._delivery = adapter, adapter.run.delivery
         adapter.begin()
 
+    def _finish(self, error: BaseException | None = None) -> None:
+        """It is over, or *error* has ended it: report what was measured, and leave nothing of it behind."""
+        try:
+            if self._adapter is not None:
+                self._adapter.finish(error)
+        finally:
+            self._end_run()
+
     def _end_run(self) -> None:
-        """It is over: leave nothing of it behind."""
+        """Leave nothing of it behind."""
         adapter, self._adapter = self._adapter, None
         if adapter is not None:
             adapter.run.close()
