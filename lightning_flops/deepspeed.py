@@ -155,17 +155,11 @@ def _begins(kind: type, engine: Any, *_: Any, **__: Any) -> Ends | None:
 
     def ends(_: Any, error: BaseException | None) -> None:
         try:
-            if error is None:
-                _attach_by_block(engine)
+            if error is None and (settings := _block_of(engine, without={})).enabled:
+                attach(engine, settings)
+            elif error is None:
+                OUTCOMES.reasons.append(f'the DeepSpeed config has no "{BLOCK}" block that is enabled')
         except Exception as ours:  # training goes on without us
             logger.warning("this engine is not profiled: %s", words_of(ours))
 
     return ends
-
-
-def _attach_by_block(engine: Any) -> None:
-    settings = _block_of(engine, without={})
-    if settings.enabled:
-        attach(engine, settings)
-    else:
-        OUTCOMES.reasons.append(f'the DeepSpeed config has no "{BLOCK}" block that is enabled')

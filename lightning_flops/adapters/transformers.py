@@ -117,9 +117,8 @@ class TrainerAdapter(LoopAdapter):
         if hasattr(trainer, "_run_epoch"):  # otherwise what is on torch after an error stays until it trains again
             hear(self, type(trainer), "_run_epoch", run.undo, raises=over, of=trainer)
         for name, what in _LEFT_OUT.items():
-            if hasattr(type(trainer), name):
-                leaves = partial(kind._leaves, what=what)
-                hear(self, type(trainer), name, run.undo, begins=leaves, ends=kind._comes_back, of=trainer)
+            leaves = partial(kind._leaves, what=what)
+            hear(self, type(trainer), name, run.undo, begins=leaves, ends=kind._comes_back, of=trainer)
         super().begin()
         self._goes_away("start")  # until the first batch is asked for
 

@@ -87,8 +87,9 @@ class Worker:
     @property
     def is_busy(self) -> bool:
         """Whether a job takes processor time from the training."""
-        until = self._running_since + _SEC_TO_COMPUTE
-        return bool(self._missing) and not self.is_paused and host_clock.now() < until
+        if not self._missing or self.is_paused:
+            return False
+        return host_clock.now() < self._running_since + _SEC_TO_COMPUTE
 
     def _run(self, before: threading.Thread | None, what: str, job: Callable[[], object]) -> None:
         if before is not None and before.is_alive():

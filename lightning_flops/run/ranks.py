@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import distributed
 
 from lightning_flops import host_clock
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, make_rank_record, pack, unpack
@@ -38,7 +37,7 @@ logger = package_logger(__name__)
 
 Store: TypeAlias = Any  # a ``torch.distributed.Store``, whose methods torch gives no types
 
-PAUSE_SEC = 0.02  # between two looks
+PAUSE_SEC = 0.05  # between two looks
 _STEPS_AHEAD = 10  # more than the host of one rank may be ahead of another's, where nothing waits for the device
 _run_numbers = itertools.count()
 
@@ -48,12 +47,9 @@ def default_store() -> Store:
 
     Whoever keeps it keeps rank 0's server: a group made anew would find keys of the old one in it, and fail.
     """
-    if not (distributed.is_available() and distributed.is_initialized()):
-        raise RuntimeError("torch.distributed has no process group")
-    store = None if store_getter is None else store_getter()
-    if store is None:
-        raise RuntimeError(f"torch {torch.__version__} keeps its key-value store in another way")
-    return store
+    if store_getter is None:
+        raise RuntimeError(f"torch {torch.__version__} keeps it in another way")
+    return store_getter()
 
 
 class Ranks:
@@ -86,7 +82,7 @@ class Ranks:
         self._timed_after: tuple[int, int] | None = None  # a window, and the step after which all ranks time it
         self._absent: set[int | None] = set()  # windows of which no record comes; None: all that are not sent yet
         self.failure: str | None = None  # why nothing can be exchanged any more
-        self._ask(lambda store: None)
+        self._ask(lambda store: store.add)  # of a group without a store there is none
 
     def exchange(self, profile: Profile) -> Profile:
         """Send rank 0 the record of *profile*; on rank 0, wait for the others' and return the profile of all ranks."""
