@@ -121,7 +121,8 @@ class LightningAdapter(PhasedAdapter):
             step = int(min(step, max(0, _steps_in(trainer, loop) - 1)))
         development = bool(getattr(trainer, "fast_dev_run", False))  # it writes no files but one that a setting names
         # On other ranks some loggers number their folders anew.
-        loggers, numbered = Services(trainer.loggers), Services(trainer.loggers if trainer.is_global_zero else ())
+        loggers = Services(trainer.loggers)
+        numbered = loggers if trainer.is_global_zero else Services(())
         output = LoggedOutput(
             config,
             loggers=loggers,
