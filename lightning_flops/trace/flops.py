@@ -12,7 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -193,21 +193,23 @@ def find_work(trace: Trace, formulas: Formulas, peaks: Peaks | None = None) -> W
     return Work(trace, works, work, peaks or Peaks()) if impossible else found
 
 
-class _Device(NamedTuple):
-    """The devices that ran the kernels, which are alike."""
-
-    name: str | None
-    devices: int
-    peak: Mapping[str, float | None]  #: Of one of them, by dtype; None where it is not known.
-    bandwidth: float | None
-
-
-def _device_of(trace: Trace, dtypes: Iterable[str], peaks: Peaks) -> _Device:
+def _device_of(trace: Trace, dtypes: Iterable[str], peaks: Peaks) -> TraceFlops:
+    """The devices that ran the kernels, which are alike, and their peaks by dtype; of no call yet."""
     used, count = trace.used_device, len(np.unique(trace.device[trace.kind == Kind.KERNEL]))
     name = used.name if used else ""
     given, row = peaks.flops_per_sec if count else None, device_named(name)
-    peak = {dtype: peak_for(device_name=name, dtype=dtype, given=given) for dtype in dtypes}
-    return _Device(name or None, count, peak, peaks.memory_bytes_per_sec or (row and row.memory_bytes_per_sec))
+    found = {dtype: peak_for(device_name=name, dtype=dtype, given=given) for dtype in dtypes}
+    return TraceFlops(
+        device=name or None,
+        devices=count,
+        peaks={dtype: peak for dtype, peak in found.items() if peak is not None},
+        memory_bytes_per_sec=peaks.memory_bytes_per_sec or (row and row.memory_bytes_per_sec),
+        steps=(),
+        mfu=None,
+        hfu=None,
+        operators=(),
+        uncounted=(),
+    )
 
 
 class Work:
@@ -234,7 +236,7 @@ class Work:
             launchers = links_of(trace).operator_of_launch[trace.where(uses_tensor_cores, Kind.KERNEL)]
             self.dtype[may_be_tf32 & np.isin(self.rows, self.owner[launchers[launchers >= 0]])] = 0
         self.device = _device_of(trace, self.dtypes, peaks)
-        known = np.array([self.device.peak[dtype] or np.nan for dtype in self.dtypes])
+        known = np.array([self.device.peaks.get(dtype, np.nan) for dtype in self.dtypes])
         self._peak = known[self.dtype]  # of each call in its dtype; NaN where that is not known
         # Of each call in the dtypes in which it may have run; NaN where that of one is not known.
         self._highest_peak = np.where(may_be_tf32, np.maximum(self._peak, known[0]), self._peak)
@@ -282,12 +284,10 @@ class Work:
         means = np.average(shares, axis=0, weights=walls).tolist() if any(walls) else [math.nan] * 2
         mfu, hfu = (None if math.isnan(one) else one for one in means)
         here = sorted(self.dtypes[index] for index in np.unique(self.dtype).tolist())
-        peaks = {dtype: peak for dtype in here if (peak := self.device.peak[dtype]) is not None}
-        return TraceFlops(
-            device=self.device.name,
-            devices=self.device.devices,
+        peaks = {dtype: self.device.peaks[dtype] for dtype in here if dtype in self.device.peaks}
+        return replace(
+            self.device,
             peaks=peaks,
-            memory_bytes_per_sec=self.device.bandwidth,
             steps=tuple(steps),
             mfu=mfu,
             hfu=hfu,
@@ -318,7 +318,7 @@ class Work:
         )
 
     def _operators(self, peaks: Mapping[str, float]) -> tuple[OperatorFlops, ...]:
-        bandwidth = self.device.bandwidth
+        bandwidth = self.device.memory_bytes_per_sec
         names, number = numbered(one.operator for one in self.works)
         groups = group_by(number[self.work], self.dtype)
         dtypes = [self.dtypes[key] for key in groups.keys[1].tolist()]
