@@ -251,7 +251,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             # A user who wrote the callback into the program expects a profile.
             level=logging.INFO if self._for_any_trainer else logging.WARNING,
         )
-        if run == "fit" and is_deepspeed(trainer):
+        if run == "fit" and is_deepspeed(trainer) and self._given.get("enabled", True):
             make_without_builtin(self._making_engine)
 
     def _end_run(self) -> None:

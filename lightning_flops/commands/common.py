@@ -59,6 +59,13 @@ def print_whole(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def print_report(report: Any, options: argparse.Namespace, **how: Any) -> None:
+    """Print *report* as JSON or, *how* ``render_text`` may be told, as text that fits the terminal."""
+    from lightning_flops.report.text import render_text
+
+    print_whole(report.to_json() if options.json else render_text(report, width=terminal_width(), **how))
+
+
 def terminal_width() -> int | None:
     """Columns of the terminal, or those that ``COLUMNS`` names; None where the output goes elsewhere."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None

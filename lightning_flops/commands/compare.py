@@ -15,8 +15,7 @@ from lightning_flops.commands.common import (
     held_against,
     in_forms,
     option,
-    print_whole,
-    terminal_width,
+    print_report,
 )
 from lightning_flops.errors import ComparisonError
 from lightning_flops.sinks.console import say
@@ -77,12 +76,11 @@ def compare(options: argparse.Namespace) -> int:
     two starts of one program may differ as much and there is one run a side.
     """
     from lightning_flops.analysis.compare_figures import judge
-    from lightning_flops.report.text import render_text
     from lightning_flops.sinks.file import write_text_file
 
     comparison = _compared(options)
     if not options.quiet:
-        print_whole(comparison.to_json() if options.json else render_text(comparison, width=terminal_width()))
+        print_report(comparison, options)
     ends = {"holds": Status.HOLDS, "does not hold": Status.DONE, "is inconclusive": _LEFT_OPEN[options.inconclusive]}
     statuses = [Status.DONE]
     for condition in options.fail_if:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lightning_flops.commands.common import by_name, command, example, option, print_whole, terminal_width
+from lightning_flops.commands.common import by_name, command, example, option, print_report
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.units import shown
 
@@ -50,7 +50,6 @@ def formula(options: argparse.Namespace) -> None:
       lightning-flops formula my_models.py:bert --vary input_ids=0,1 --at batch=8,sequence=4096
     """
     from lightning_flops.pytorch import flops_formula
-    from lightning_flops.report.text import render_text
 
     model, batch = example(options.example)
     found = flops_formula(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
@@ -59,4 +58,4 @@ def formula(options: argparse.Namespace) -> None:
             found(**sizes)
         except TypeError as error:
             raise LightningFlopsError(f"--at: {error}") from error
-    print_whole(found.to_json() if options.json else render_text(found, width=terminal_width()))
+    print_report(found, options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from lightning_flops.commands.common import command, example, option, print_whole, terminal_width
+from lightning_flops.commands.common import command, example, option, print_report
 from lightning_flops.errors import LightningFlopsError
 
 _GIGABYTES = {
@@ -48,7 +48,6 @@ def memory(options: argparse.Namespace) -> None:
       lightning-flops memory my_models.py:gpt2 --device H100 --largest
     """
     from lightning_flops.pytorch import predict_memory
-    from lightning_flops.report.text import render_text
 
     available = _available(options)
     if options.largest and available is None:
@@ -57,4 +56,4 @@ def memory(options: argparse.Namespace) -> None:
     if options.batch is not None:
         found = found.at(batch=options.batch)
     report = found.report(available_bytes=available, largest=options.largest, checkpoints=True)
-    print_whole(report.to_json() if options.json else render_text(report, width=terminal_width()))
+    print_report(report, options)

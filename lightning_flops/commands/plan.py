@@ -11,8 +11,7 @@ from lightning_flops.commands.common import (
     function_named,
     option,
     peaks,
-    print_whole,
-    terminal_width,
+    print_report,
 )
 
 _MESH, _LINKS, _AT = "dp=8,tp=8", "nvlink=450e9,net=50e9", "batch=8,sequence=4096"
@@ -54,7 +53,6 @@ def plan(options: argparse.Namespace) -> None:
       lightning-flops plan my_job.py:make --mesh dp=8,tp=8 --device H100 --links nvlink=450e9,net=50e9
     """
     from lightning_flops.adapters.planning import plan_job
-    from lightning_flops.report.text import render_text
 
     given = peaks(options)
     found = plan_job(
@@ -72,4 +70,4 @@ def plan(options: argparse.Namespace) -> None:
         price=options.price,
         causal_attention=options.causal_attention,
     )
-    print_whole(found.to_json() if options.json else render_text(found, width=terminal_width()))
+    print_report(found, options)

@@ -10,8 +10,7 @@ from lightning_flops.commands.common import (
     command,
     held_against,
     option,
-    print_whole,
-    terminal_width,
+    print_report,
 )
 
 
@@ -23,9 +22,7 @@ from lightning_flops.commands.common import (
 )
 def show(options: argparse.Namespace) -> None:
     """Print a profile, or the throughput of a run that was only timed."""
-    from lightning_flops.report.text import render_text
     from lightning_flops.sinks.profile_files import KINDS, read_report
 
     report = held_against(options, read_report(options.path, *KINDS)[0])
-    width = terminal_width()
-    print_whole(report.to_json() if options.json else render_text(report, detailed=options.detailed, width=width))
+    print_report(report, options, detailed=options.detailed)
