@@ -108,9 +108,10 @@ class LoopAdapter(LoopSteps):
     def mark_parts(self, stack: Undo) -> None:
         """Hear what belongs to an update and is none: clipping, and dropping gradients."""
         super().mark_parts(stack)
-        drops = [(type(one), "zero_grad", one) for one in (*self._optimizers, *called_in(self._model))]
+        names = "zero_grad", "clip_grad_norm_"  # as FSDP's models have it
+        own = [(type(one), name, one) for one in (*self._optimizers, *called_in(self._model)) for name in names]
         accelerator = getattr(sys.modules.get("accelerate"), "Accelerator", object)
-        for owner, name, of in [*drops, *((*one, None) for one in [*CLIPS, (accelerator, "clip_grad_norm_")])]:
+        for owner, name, of in [*own, *((*one, None) for one in [*CLIPS, (accelerator, "clip_grad_norm_")])]:
             if hasattr(owner, name):
                 begins, ends = partial(LoopAdapter._part_begins, part="optimizer"), LoopAdapter._part_ends
                 hear(self, owner, name, stack, begins=begins, ends=ends, of=of)

@@ -52,8 +52,8 @@ def sizes_along(known: Mapping[str, int], *, world_size: int) -> ParallelSizes:
 
 
 _KINDS = {"tensor": "tp", "pipeline": "pp", "context": "cp", "sequence": "sp", "expert": "ep"}
+#: The kind of parallelism of a device mesh's dimension, by its name: Lightning's, torchtitan's and the usual names.
 _DIMENSIONS = {name: kind for word, kind in _KINDS.items() for name in (kind, f"{word}_parallel")} | {"ulysses": "sp"}
-"""The kind of parallelism of a device mesh's dimension, by its name: Lightning's, torchtitan's and the usual names."""
 
 
 def mesh_sizes(mesh: Any) -> dict[str, int]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 logger = package_logger(__name__)
 
+#: Environment variables by which launchers number processes: the first that is there is 0 in the first process.
 _RANKS_OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-"""Environment variables by which launchers number processes: the first that is there is 0 in the first process."""
 
 _WHAT_TO_WRITE = (
     "put `with lightning_flops.profile_training(model, optimizer):` around the loop; in a program that starts others, "

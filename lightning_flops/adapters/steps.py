@@ -16,9 +16,9 @@ _PARTLY = "the model was called without gradients on a batch, and trained on a p
 _MOST_AHEAD = 2  # batches that stay fetched ahead from step to step; a loop that skips some at a resume leaves more
 
 
+#: What an event is to the loop's steps. With a micro-step samples begin: a fetched batch, a piece of one, or what the
+#: model is called with. Outside is an evaluation. Inner is what is inside of another part.
 Part = Literal["micro-step", "step", "outside", "inner"]
-"""What an event is to the loop's steps. With a micro-step samples begin: a fetched batch, a piece of one, or what the
-model is called with. Outside is an evaluation. Inner is what is inside of another part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,8 +207,8 @@ class Monitor:
 class RunningStep:
     """What is known of the step that is running."""
 
-    batches: list[Shapes] = field(default_factory=list)
-    tokens: list[BatchTokens | None] = field(default_factory=list)
+    batches: Batches = ()
+    tokens: Tokens = ()
     updates: int = 0
     profiled: bool = False  # the profiler slowed a batch of it down
     random: bool = False  # it was drawn to be counted before anything was known of it
@@ -270,14 +270,14 @@ class Throughput:
         Micro-batches of a pipeline are one batch of the loop's, unless it *counts_each*.
         """
         step = self.step
-        for _, shapes, tokens in batches:
-            step.batches.append(shapes)
-            step.tokens.append(tokens)
+        _, shapes, tokens = zip(*batches, strict=True)
+        step.batches += shapes
+        step.tokens += tokens
         step.updates += updates
         step.profiled |= profiled
         return self.monitor.batch(
             samples=None if None in samples_of else sum(filter(None, samples_of)),
-            tokens=batches[0][2] if len(batches) == 1 else NO_TOKENS.plus(*(one for *_, one in batches)),
+            tokens=tokens[0] if len(tokens) == 1 else NO_TOKENS.plus(*tokens),
             profiled=step.profiled,
             ends_step=ends_step,
             batches=len(batches) if counts_each else 1,
@@ -286,7 +286,7 @@ class Throughput:
     def step_ends(self, seconds: float, *, index: int | None) -> None:
         """The running step is over, and took so many *seconds*; *index* is its number in an open window, else None."""
         step, self.step = self.step, RunningStep()
-        key = tuple(step.batches), tuple(step.tokens), step.updates
+        key = step.batches, step.tokens, step.updates
         if index is not None:
             self._of_window[index] = key
         if (counted := step.counted) is not None:
