@@ -28,6 +28,7 @@ from .page import described, table, write_page
 from .runner import start
 
 _KERNELS = ("kernel", "mtia_ccp_events")
+_ON_DEVICE = (*_KERNELS, "gpu_memcpy", "memcpy", "gpu_memset", "memset")
 _ON_HOST = ("user_annotation", "cpu_op", "operator")
 _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 
@@ -48,16 +49,17 @@ def events_of(path: Path) -> list[Any]:
 
 
 def sums_of(events: Sequence[Any]) -> dict[str, float]:
-    """Kernels' time added up and as a union (us), marked steps, and FLOPs of matrix products."""
+    """Kernels' time added up, the time in which each device ran anything (us), marked steps, and FLOPs of products."""
     spans = [one for one in events if isinstance(one, dict) and one.get("ph") == "X"]
-    kernels = sorted(_ends(one) for one in spans if str(one.get("cat")).lower() in _KERNELS)
-    union, reached = 0.0, -math.inf
-    for begin, end in kernels:
-        union += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
+    on_device = [one for one in spans if str(one.get("cat")).lower() in _ON_DEVICE]
+    union, reached = 0.0, dict[Any, float]()
+    for one in sorted(on_device, key=_ends):
+        (begin, end), device = _ends(one), str((one.get("args") or {}).get("device", one["pid"]))
+        union += max(0.0, end - max(begin, reached.get(device, -math.inf)))
+        reached[device] = max(reached.get(device, -math.inf), end)
     marks = [one for one in spans if str(one.get("name")).startswith("ProfilerStep#")]
     return {
-        "events": len(kernels),
+        "events": len(on_device),
         "kernels": math.fsum(float(one.get("dur") or 0) for one in spans if str(one.get("cat")).lower() in _KERNELS),
         "union": union,
         "steps": sum(str(one.get("cat")).lower() in _ON_HOST for one in marks),
@@ -120,7 +122,7 @@ def figures_of(report: Mapping[str, Any]) -> dict[str, float]:
     flops = report["flops"] or {"operators": (), "steps": ()}
     return {
         "kernels": math.fsum(one["device"]["total_us"] for one in kernels),
-        "union": math.fsum(one["busy_us"] for one in report["device_metrics"] or ()),
+        "union": math.fsum(one["busy_us"] for one in report["idle"] or ()),
         "steps": len(report["step_times"]["steps"]) if report["step_times"]["marked"] else 0,
         "products": sum(
             one["forward"] + one["backward"] + one["recompute"] + one["optimizer"]
@@ -162,7 +164,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = [row_of(path, Path(folder)) for path in files]
     wrong = sum(not right for _, right in rows)
-    columns = ["file", "", "kernels", "their union", "steps", "FLOPs of matrix products"]
+    columns = ["file", "", "kernels", "devices busy", "steps", "FLOPs of matrix products"]
     columns += ["greatest MFU or HFU", "impossible"]
     lines = [*table(columns, [row for row, _ in rows]), "", f"{len(files)} files, {wrong} with something wrong."]
     write_page(options.output, [*described(__doc__), *lines])
