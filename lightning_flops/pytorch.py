@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
@@ -22,7 +23,7 @@ from lightning_flops.config import ProfilerConfig, SettingArguments, config_from
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.offline import VariedBatch, count_on_fake_tensors
-from lightning_flops.measure.fake_steps import FakeSteps
+from lightning_flops.measure.fake_steps import fake_steps
 from lightning_flops.measure.module_hooks import with_inner
 from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.run.delivery import ProfiledRun
@@ -165,7 +166,8 @@ def predict_memory(
     )
     on = {tensor.device.type for tensor in model.parameters()}
     return MemoryPrediction(
-        FakeSteps(
+        partial(
+            fake_steps,
             model,
             batch,
             optimizer,

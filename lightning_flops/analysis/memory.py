@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.records import MemoryKind, StepTensors, TensorLife
@@ -17,6 +17,9 @@ from lightning_flops.schema import codec
 from lightning_flops.schema.plan import CheckpointedBlocks, LargestBatch, MemoryReport, ModuleMemory, PeakMoment
 from lightning_flops.signals import Quiet
 from lightning_flops.units import shown
+
+_NO_AXIS = "the batch has no tensor with an axis, so it has no size"
+_SPAN = 8  # what a sample more takes is known by a batch larger by this share of it
 
 Steps = Callable[[int | None, Collection[str]], StepTensors]
 """Runs two steps in this batch size, None for its own, and with checkpoints around the modules of these names."""
@@ -40,7 +43,6 @@ class MemoryPrediction:
         self._steps, self._checkpointed = steps, checkpointed
         self._tensors = steps(batch_size, checkpointed)
         self._report = report = build_memory_report(self._tensors)
-        self._peaks: dict[int | None, float] = {report.batch_size: report.peak_bytes}
         self.peak_bytes: int = report.peak_bytes
         self.at_peak: Mapping[MemoryKind, int] = report.at_peak
         self.modules: tuple[ModuleMemory, ...] = report.modules
@@ -55,7 +57,7 @@ class MemoryPrediction:
             LightningFlopsError: the model refuses this size.
         """
         if self._report.batch_size is None:
-            raise ConfigError("the batch has no tensor with an axis, so it has no size")
+            raise ConfigError(_NO_AXIS)
         if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
             raise ConfigError(f"batch must be an integer >= 1, got {shown(batch)}")
         return MemoryPrediction(self._steps, batch, self._checkpointed)
@@ -92,60 +94,64 @@ class MemoryPrediction:
     def _largest(self, available: float | None) -> LargestBatch:
         if not isinstance(available, (int, float)) or isinstance(available, bool) or not 0 < available < math.inf:
             raise ConfigError(f"available_bytes must be a number above 0, got {shown(available)}")
-        if (own := self._report.batch_size) is None:
-            raise ConfigError("the batch has no tensor with an axis, so it has no size")
-        high = max(own, 1)
-        while self._peak(high) <= available:
-            high *= 2
-        size = bisect_right(range(1, high), available, key=self._peak)
-        peak, more = self._peak(size) if size else math.inf, self._peak(size + 1)
-        return LargestBatch(
-            size=size,
-            peak_bytes=int(peak) if size else None,
-            bytes_per_sample=int(more - peak) if size and more < math.inf else None,
-        )
 
-    def _peak(self, size: int) -> float:
-        """That of a batch of this size; infinite if the model refuses it."""
-        if size not in self._peaks:
-            self._peaks[size] = math.inf
+        if self._report.batch_size is None:
+            raise ConfigError(_NO_AXIS)
+
+        @cache
+        def peak(size: int) -> float:
             with Quiet(LightningFlopsError):
-                self._peaks[size] = build_memory_report(self._steps(size, self._checkpointed)).peak_bytes
-        return self._peaks[size]
+                return MemoryPrediction(self._steps, size, self._checkpointed).peak_bytes
+            return math.inf  # the model refuses it
+
+        high = max(self._report.batch_size, 1)
+        while peak(high) <= available:
+            high *= 2
+        size = bisect_right(range(1, high), available, key=peak)
+        if not size:
+            return LargestBatch(size=0)
+        further = 1 + size // _SPAN  # an allocator rounds, so that one sample may add nothing, or far too much
+        more = (peak(size + further) - peak(size)) / further
+        known = None if more == math.inf else round(more)
+        return LargestBatch(size=size, peak_bytes=int(peak(size)), bytes_per_sample=known)
 
     def _saved(self) -> CheckpointedBlocks | None:
         """Of the equal blocks that keep most, what it saves to repeat them."""
-        kept = {one.name: one.kept_bytes for one in self.modules}
 
         def held(names: tuple[str, ...]) -> int:
             inside = tuple(f"{name}." for name in names)
-            return sum(size for name, size in kept.items() if name in names or name.startswith(inside))
+            return sum(one.kept_bytes for one in self.modules if f"{one.name}.".startswith(inside))
 
-        names = max(self._tensors.blocks, key=held, default=())
-        if not names:
+        if not self._tensors.blocks:
             return None
+        names = max(self._tensors.blocks, key=held)
         other = MemoryPrediction(self._steps, self._report.batch_size, names)
-        recompute = other._tensors.flops.recompute
         return CheckpointedBlocks(
-            names=names, peak_bytes=other.peak_bytes, recompute_flops=recompute, model_flops=self._report.flops
+            names=names,
+            peak_bytes=other.peak_bytes,
+            recompute_flops=other._tensors.flops.recompute,
         )
 
 
 def build_memory_report(tensors: StepTensors) -> MemoryReport:
     """Peak, kinds and modules of the steps that were followed, and the rows that fit if that can be known."""
     lives, size, available = tensors.lives, tensors.batch_size, tensors.available_bytes
-    events = 1 + max(life.died or life.born for life in lives)  # there is a parameter or a tensor of the batch
-    held, growing = _held(lives, events), _held(filter(_goes_with_batch, lives), events)
+    end = 1 + max(life.died or life.born for life in lives)  # there is a parameter or a tensor of the batch
+    born, died = [life.born for life in lives], [life.died or end for life in lives]
+    sizes = np.array([(life.size, life.size * _goes_with_batch(life)) for life in lives], dtype=np.int64)
+    changes = np.zeros((end + 1, 2), dtype=np.int64)
+    np.add.at(changes, born, sizes)
+    np.subtract.at(changes, died, sizes)
+    held, growing = changes.cumsum(axis=0).T  # after each event
     moment = int(held.argmax())
-    (*_, last) = (life for life in lives if life.born == moment)
+    last = [life for life in lives if life.born == moment][-1]
     kinds, kept, at_peak = Counter[MemoryKind](), Counter[str](), Counter[str]()
-    for life in lives:
-        if life.born <= moment and (life.died is None or life.died > moment):
+    for place, life in enumerate(lives):
+        if born[place] <= moment < died[place]:
             kinds[life.kind] += life.size
             if life.kind in ("activations", "temporary"):
                 at_peak[life.module] += life.size
-    for life in lives[tensors.before_forward :]:
-        if life.kind == "activations" and life.part != "backward":
+        if place >= tensors.before_forward and life.kind == "activations" and life.part != "backward":
             kept[life.module] += life.size
     modules = [ModuleMemory(name=name, kept_bytes=kept[name], peak_bytes=at_peak[name]) for name in {**kept, **at_peak}]
     grows = growing > 0
@@ -163,16 +169,6 @@ def build_memory_report(tensors: StepTensors) -> MemoryReport:
         checkpointed=None,
         notes=tensors.notes,
     )
-
-
-def _held(lives: Iterable[TensorLife], events: int) -> npt.NDArray[np.int64]:
-    """Bytes that *lives* hold after each of so many *events*."""
-    changes = np.zeros(events, dtype=np.int64)
-    for life in lives:
-        changes[life.born] += life.size
-        if life.died is not None:
-            changes[life.died] -= life.size
-    return changes.cumsum()
 
 
 def _goes_with_batch(life: TensorLife) -> bool:

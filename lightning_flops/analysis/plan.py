@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from lightning_flops.analysis.counts import FlopCounts, flops_by_phase
 from lightning_flops.analysis.devices import devices_called
 from lightning_flops.analysis.memory import build_memory_report
@@ -60,7 +62,7 @@ def build_plan(
         "communication_sec": "the bandwidth of a link was not given",
         "floor_sec": f"no peak in {missing} is known" if device or peaks else "no device was given",
     }
-    idle = len(stages) - 1
+    idle, used = len(stages) - 1, {"pp", *(dim for _, row in rows for dim in row.dim.split("+"))}
     return Plan(
         mesh=planned.mesh,
         rank=planned.rank,
@@ -71,6 +73,7 @@ def build_plan(
         local_params=planned.local_params,
         memory=build_memory_report(planned.tensors) if planned.tensors else None,
         collectives=tuple(sorted((row for _, row in rows), key=lambda row: -row.bytes)),
+        unused=tuple(dim for dim, size in planned.mesh.items() if size > 1 and dim not in used),
         device=name,
         peaks_flops_per_sec=peaks,
         memory_bytes_per_sec=bandwidth,
@@ -156,12 +159,8 @@ def _collective(
 
 def _dims(ranks: tuple[int, ...], mesh: Mapping[str, int]) -> list[str]:
     """The dimensions of *mesh* in which *ranks* have different places."""
-    dims, stride = [], math.prod(mesh.values())
-    for dim, size in mesh.items():
-        stride //= size
-        if len({rank // stride % size for rank in ranks}) > 1:
-            dims.append(dim)
-    return dims
+    places = np.unravel_index(ranks, tuple(mesh.values()))
+    return [dim for dim, of_ranks in zip(mesh, places, strict=True) if len({*of_ranks}) > 1]
 
 
 def _ring_share(kind: str, size: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -31,7 +31,7 @@ from lightning_flops.measure.counting.offline import (
 from lightning_flops.measure.module_hooks import with_inner
 from lightning_flops.measure.module_scope import named_modules, unwrapped
 from lightning_flops.measure.random_state import random_state_kept
-from lightning_flops.measure.tensor_lives import TensorLives
+from lightning_flops.measure.tensor_lives import TensorLives, gradients_of
 from lightning_flops.measure.torch_private.needed import modes_off, new_fake_mode, tree_leaves, tree_map_only
 from lightning_flops.measure.torch_private.optional import forget_hooks, on_this_rank
 from lightning_flops.records import Shapes, StepTensors
@@ -43,38 +43,36 @@ _ASKS_VALUE = "aten._local_scalar_dense.default"
 _ATTENTION = "scaled_dot_product_attention"
 _MASKS, _ASKS = "transformers.masking_utils", "find_packed_sequence_indices"
 
-_NOT_IN_IT = {
-    "aten.mkldnn_rnn_layer": (
-        "What the CPU's LSTM keeps for its backward in a workspace of its own, as cuDNN's does, is not in it."
-    )
-}  # sentences by the operators whose memory shapes do not show
-
-
 _PLAIN = (torch.dtype, bool, int, float, str, type(None))  # what holds no tensor
 
 
 def two_steps(
     model: nn.Module,
     rounds: Sequence[Sequence[Any]],
-    update: Callable[[], object] | None,
+    optimizer: Any,
+    fakes: Fakes,
     loss_of: Callable[[Any], torch.Tensor],
     followed: tuple[TensorLives, TensorLives],
     *,
     causal_attention: CausalAttention = "full",
     around: AbstractContextManager[object] | None = None,
-) -> FlopCounter:
+) -> tuple[FlopCounter, StepTensors | None]:
     """Make two training steps, whose storages are *followed*, as an optimizer's states are born in the first.
 
-    Of each round of batches all forwards, then their backwards; an *update*; gradients are dropped. *loss_of* gets a
-    batch and returns the loss: what the model has put out may be dropped with it. *around* is entered for each step.
-    The counter of the second is returned.
+    Of each round of batches all forwards, then their backwards; an update of *optimizer*, if there is one; gradients
+    are dropped. *loss_of* gets a batch and returns the loss: what the model has put out may be dropped with it.
+    *around* is entered for each step. The counter of the second step is returned, and what is known then of all that
+    was followed.
     """
+    batches = [batch for one in rounds for batch in one]
+    for batch in batches:
+        followed[-1].hold(tensors_of(batch), "batch")
     for lives in followed:
         counter = FlopCounter(model, causal_attention=causal_attention, lives=lives)
         with around or nullcontext(), counter:
-            for batches in rounds:
+            for one in rounds:
                 losses = []
-                for batch in batches:
+                for batch in one:
                     lives.enter("forward")
                     with counter.in_root():
                         losses.append(loss_of(batch))
@@ -84,18 +82,19 @@ def two_steps(
                     if loss.requires_grad:
                         lives.enter("backward")
                         loss.backward()  # type: ignore[no-untyped-call]
-                        made = (on_this_rank(one.grad) for one in model.parameters() if one.grad is not None)
-                        lives.hold(made, "gradients")
+                        lives.hold(gradients_of(model), "gradients")
                         lives.leave()
                     del loss
             lives.enter("optimizer")
-            if update is not None:
+            if optimizer is not None:
                 with counter.in_optimizer():
-                    update()
+                    update(optimizer, fakes)
             lives.leave()
-            for one in model.parameters():
-                one.grad = None
-    return counter
+            for parameter in model.parameters():
+                parameter.grad = None
+    size = next((one.shape[0] for one in tensors_of(batches[0]) if one.ndim), None)
+    states = map(on_this_rank, tensors_of([*getattr(optimizer, "state", {}).values()]))
+    return counter, lives.taken(states, counter.total(), size)
 
 
 def loss_in(output: Any) -> torch.Tensor:
@@ -108,8 +107,20 @@ def loss_in(output: Any) -> torch.Tensor:
     return sum(sums[1:], sums[0])
 
 
-class FakeSteps:
-    """Calls make two training steps of a model as its user runs them, on fake tensors, and return every allocation.
+def fake_steps(
+    model: nn.Module,
+    batch: Any,
+    optimizer: Any,
+    batch_size: int | None = None,
+    checkpointed: Collection[str] = (),
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    autocast: torch.dtype | None = None,
+    accumulate: int = 1,
+    on_cuda: bool,
+    method: str = "__call__",
+) -> StepTensors:
+    """Every allocation of two training steps of a model as its user runs them, made on fake tensors.
 
     The optimizer's states are born in the first. What the model returns is dropped when the loss is known, the batch is
     held all the time.
@@ -117,133 +128,115 @@ class FakeSteps:
     Args:
         model: compiled parts of it run eagerly.
         batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument.
-        optimizer: makes its steps on fake parameters; what it held is put back. None: none.
+        optimizer: makes its steps on fake parameters; what it held is put back. None: none. One that cannot is left
+            out, and a note says so.
+        batch_size: what the first axis of the batch's tensors becomes; None: it stays.
+        checkpointed: names of the modules that are called through ``torch.utils.checkpoint``.
         loss: from the model's output to a scalar; None: as ``loss_in``.
         autocast: dtype of an autocast around the forward; None: there is none.
         accumulate: forwards and backwards of a step.
         on_cuda: the step is to run on a GPU: optimizers work on all parameters at once there, and the allocator rounds.
         method: what of the model is called with the batch; another one than the model gets the batch's number, too, and
             what hands values to a Trainer does nothing meanwhile.
+
+    Raises:
+        LightningFlopsError: the step cannot be run without values; the message names the operator and the module.
     """
+    refuse_lazy(model)
+    arguments = (
+        batch if method == "__call__" else (batch, 0)[: len(inspect.signature(getattr(model, method)).parameters)]
+    )
+    root, inner, fakes = unwrapped(model), with_inner(optimizer)[-1], Fakes(new_fake_mode())
+    own, lives = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}, TensorLives(on_cuda=on_cuda)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: Any,
-        optimizer: Any,
-        *,
-        loss: Callable[[Any], torch.Tensor] | None = None,
-        autocast: torch.dtype | None = None,
-        accumulate: int = 1,
-        on_cuda: bool,
-        method: str = "__call__",
-    ) -> None:
-        self._model, self._optimizer = unwrapped(model), optimizer
-        takes = inspect.signature(getattr(model, method)).parameters
-        self._batch = batch if method == "__call__" else (batch, 0)[: len(takes)]
-        self._loss, self._autocast = loss or loss_in, autocast
-        self._accumulate, self._on_cuda, self._method = accumulate, on_cuda, method
-        refuse_lazy(model)
-        self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        self._size = next((one.shape[0] for one in tensors_of(batch) if one.ndim), None)
+    def loss_of(inputs: Any) -> torch.Tensor:
+        with nullcontext() if autocast is None else torch.autocast(device.type, autocast):
+            return (loss or loss_in)(called(getattr(root, method), inputs))
 
-    def __call__(self, batch_size: int | None = None, checkpointed: Collection[str] = ()) -> StepTensors:
-        """Every allocation of two steps on a batch of this size, by default its own.
+    try:
+        with (
+            random_state_kept(),
+            caches_cleared(fakes),
+            attributes_put_back(root, inner),
+            Undo() as undo,
+            fakes.mode,
+            fakes,
+            torch.compiler.set_stance("force_eager"),
+        ):
+            _as_in_the_run(undo, on_cuda=on_cuda)
+            modules = dict(root.named_modules())
+            for name, made in put_in(fakes, root):
+                others = [one for one in vars(modules[name]).values() if isinstance(one, torch.Tensor)]
+                lives.hold([*made.values(), *map(fakes.fake, others)], "parameters")
+            for name, module in named_modules(root):
+                if name in checkpointed:
+                    vars(module)["forward"] = partial(checkpoint, module.forward, use_reentrant=False)
+            if method != "__call__":
+                vars(root).update(log=_do_nothing, log_dict=_do_nothing)
+            device = next((one.device for one in root.parameters()), torch.device("cpu"))
+            inputs = _faked(arguments, batch_size, fakes, device)
+            if inner is not None:
+                lives.enter("optimizer")
+                _give(inner, fakes, own, on_cuda=on_cuda)
+                lives.leave()
+            _, found = two_steps(root, [[inputs]] * accumulate, inner, fakes, loss_of, (lives, lives))
+            if found is None:
+                raise LightningFlopsError("its storages change their sizes, which no operator shows")
+            return replace(found, blocks=_blocks(root))
+    except Exception as error:
+        if lives.parts[-1][0] != "optimizer":
+            raise LightningFlopsError(f"the step cannot be predicted: {_words(root, error)}") from error
+        is_ours = isinstance(error, LightningFlopsError)
+        why = str(error) if is_ours else f"its step fails on fake parameters: {words_of(error)}"
+    options: Any = {"loss": loss, "autocast": autocast, "accumulate": accumulate, "on_cuda": on_cuda, "method": method}
+    found = fake_steps(model, batch, None, batch_size, checkpointed, **options)
+    return replace(found, notes=(f"{type(inner).__name__} is left out: {why}.", *found.notes))
 
-        The modules named *checkpointed* are called through ``torch.utils.checkpoint``.
 
-        Raises:
-            LightningFlopsError: the step cannot be run without values; the message names the operator and the module.
-        """
-        fakes, optimizer = Fakes(new_fake_mode()), with_inner(self._optimizer)[-1]
-        try:
-            with (
-                random_state_kept(),
-                caches_cleared(fakes),
-                attributes_put_back(self._model, optimizer),
-                Undo() as undo,
-                fakes.mode,
-                fakes,
-                torch.compiler.set_stance("force_eager"),
-            ):
-                _as_in_the_run(undo, on_cuda=self._on_cuda)
-                return self._run(fakes, optimizer, self._size if batch_size is None else batch_size, checkpointed)
-        except Exception as error:
-            raise LightningFlopsError(f"the step cannot be predicted: {self._words(error)}") from error
+def _faked(batch: Any, size: int | None, fakes: Fakes, device: torch.device) -> Any:
+    """*batch* as fake tensors, of so many samples; what lies on "meta" lies on the model's *device*."""
+    before = next((one.shape[0] for one in tensors_of(batch) if one.ndim), None)
+    resizes = size is not None and size != before
 
-    def _run(self, fakes: Fakes, optimizer: Any, size: int | None, checkpointed: Collection[str]) -> StepTensors:
-        model, lives, notes = self._model, TensorLives(on_cuda=self._on_cuda), list[str]()
-        modules = dict(model.named_modules())
-        for name, own in put_in(fakes, model):
-            others = [one for one in vars(modules[name]).values() if isinstance(one, torch.Tensor)]
-            lives.hold([*own.values(), *map(fakes.fake, others)], "parameters", name)
-        for name, module in named_modules(model):
-            if name in checkpointed:
-                vars(module)["forward"] = partial(checkpoint, module.forward, use_reentrant=False)
-        if self._method != "__call__":
-            vars(model).update(log=_do_nothing, log_dict=_do_nothing)
-        batch = tree_map_only(torch.Tensor, cache(partial(self._fake_input, fakes, size)), self._batch)
-        lives.hold(tensors_of(batch), "batch")
-        updates = () if optimizer is None else self._updates(optimizer, fakes, notes)
-        step = partial(next, iter(updates), None)
-        counter = two_steps(model, [[batch]] * self._accumulate, step, self._loss_of, (lives, lives))
-        states = () if optimizer is None or notes else tensors_of([*optimizer.state.values()])
-        blocks = _blocks(model)
-        tensors = lives.taken(states, counter.total(), size, notes=notes, blocks=blocks)
-        if tensors is None:
-            raise LightningFlopsError("its storages change their sizes, which no operator shows")
-        seen = {life.operator for life in tensors.lives}
-        return replace(tensors, notes=(*tensors.notes, *(words for name, words in _NOT_IN_IT.items() if name in seen)))
+    @cache
+    def faked(real: torch.Tensor) -> torch.Tensor:
+        fake = fakes.fake(real)
+        has_samples = resizes and real.ndim and real.shape[0] == before
+        if not (has_samples or real.is_meta):
+            return fake
+        shape = (size, *real.shape[1:]) if has_samples else real.shape
+        where = device if real.is_meta else real.device
+        return fake.new_empty(shape, device=where).requires_grad_(real.requires_grad)
 
-    def _loss_of(self, batch: Any) -> torch.Tensor:
-        device = "cuda" if any(one.is_cuda for one in self._model.parameters()) else "cpu"
-        with nullcontext() if self._autocast is None else torch.autocast(device, self._autocast):
-            return self._loss(called(getattr(self._model, self._method), batch))
+    return tree_map_only(torch.Tensor, faked, batch)
 
-    # ---- the user's objects as fake ones
 
-    def _fake_input(self, fakes: Fakes, size: int | None, real: torch.Tensor) -> torch.Tensor:
-        """A tensor of the batch, resized if its first axis is the batch's; one on "meta" lies where the model does."""
-        resized = size != self._size and real.ndim and real.shape[0] == self._size
-        if not (resized or real.is_meta):
-            return fakes.fake(real)
-        shape = (size, *real.shape[1:]) if resized else real.shape
-        device = next((one.device for one in self._model.parameters()), "cpu") if real.is_meta else real.device
-        return torch.empty(shape, dtype=real.dtype, device=device).requires_grad_(real.requires_grad)
+def _give(optimizer: Any, fakes: Fakes, own: Collection[int], *, on_cuda: bool) -> None:
+    """Have *optimizer* work on the fakes of the model's tensors, which have these ids, from here on."""
+    groups = [dict(group) for group in optimizer.param_groups]
+    for group in groups:
+        if any(id(one) not in own for one in group["params"]):
+            raise LightningFlopsError("it has parameters that are not the model's")
+        group["params"] = list(map(fakes.fake, group["params"]))
+        if on_cuda and not group.get("fused") and group.get("foreach", False) is None:
+            group["foreach"] = True  # what torch chooses on a GPU
+    vars(optimizer).pop("step", None)  # a scheduler's
+    forget_hooks(optimizer)
+    optimizer.state, optimizer.param_groups = defaultdict(dict), groups
 
-    def _updates(self, optimizer: Any, fakes: Fakes, notes: list[str]) -> Iterator[None]:
-        """Makes steps of *optimizer* on fake parameters, until one fails, which a note says."""
-        try:
-            groups = [dict(group) for group in optimizer.param_groups]
-            if not self._own.issuperset(id(one) for group in groups for one in group["params"]):
-                notes.append(f"{type(optimizer).__name__} is left out: it has parameters that are not the model's.")
-                return
-            for group in groups:
-                group["params"] = list(map(fakes.fake, group["params"]))
-                if self._on_cuda and not group.get("fused") and group.get("foreach", False) is None:
-                    group["foreach"] = True  # what torch chooses on a GPU
-            vars(optimizer).pop("step", None)  # a scheduler's
-            forget_hooks(optimizer)
-            optimizer.state, optimizer.param_groups = defaultdict(dict), groups
-            while True:
-                update(optimizer, fakes)
-                yield
-        except Exception as error:
-            words = f"is left out, as its step fails on fake parameters: {words_of(error)}."
-            notes.append(f"{type(optimizer).__name__} {words}")
 
-    def _words(self, error: Exception) -> str:
-        """What could not be run, and where."""
-        names = {id(module): name or type(module).__name__ for name, module in self._model.named_modules()}
-        module, operator = "", ""
-        for frame, _ in walk_tb(error.__traceback__):
-            own = frame.f_locals.get("self")
-            if (name := names.get(id(own))) is not None:
-                module, operator = name, ""
-            elif isinstance(own, Fakes):
-                operator = operator or str(frame.f_locals.get("func", ""))  # what it calls it is made of
-        what = f"{operator} in {module}" if operator and module else module or type(self._model).__name__
-        return f"{what} fails on tensors without values: {words_of(error)[:_MOST_WORDS]}"
+def _words(model: nn.Module, error: Exception) -> str:
+    """What of *model* could not be run, and where."""
+    names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
+    module, operator = "", ""
+    for frame, _ in walk_tb(error.__traceback__):
+        own = frame.f_locals.get("self")
+        if (name := names.get(id(own))) is not None:
+            module, operator = name, ""
+        elif isinstance(own, Fakes):
+            operator = operator or str(frame.f_locals.get("func", ""))  # what it calls it is made of
+    what = f"{operator} in {module}" if operator and module else module or type(model).__name__
+    return f"{what} fails on tensors without values: {words_of(error)[:_MOST_WORDS]}"
 
 
 def kept_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.measure.module_hooks import with_inner
-from lightning_flops.measure.tensor_lives import TensorLives
+from lightning_flops.measure.tensor_lives import TensorLives, gradients_of
 from lightning_flops.measure.torch_private.needed import tree_leaves
 from lightning_flops.measure.torch_private.optional import on_this_rank
 from lightning_flops.records import MemoryRecord, PhaseFlops, StepRecord, StepTensors
@@ -49,7 +50,6 @@ class MemoryWatch(TensorLives):
         self._root, self._read, self._on_device = root, read, on_device
         self._peak: int | None = None  # the most that was held until now
         self._grew_in: str | None = None  # the part in which that last grew
-        self._follows = False
         # Each part that is running, None for one without an end of its own, and what was held when it began.
         self._open: list[tuple[str | None, int | None]] = []
         self._held: dict[str, int | None] = {}  # what each phase held when it ended
@@ -63,10 +63,9 @@ class MemoryWatch(TensorLives):
         between the forward and the backward.
         """
         now = self._look()
-        if not self._follows:
-            self._follows = True
+        if not self._lives:
             self.hold(map(on_this_rank, (*self._root.parameters(), *self._root.buffers())), "parameters", born=0)
-            self.hold(self._made_gradients(), "gradients", born=0)
+            self.hold(gradients_of(self._root), "gradients", born=0)
         super().enter(part)
         self._open.append((part if counts or part != "optimizer" else None, now))
 
@@ -81,7 +80,7 @@ class MemoryWatch(TensorLives):
         if part == "forward" and self._on_device and now is not None and before is not None:
             self._kept = max(now - before, self._kept or 0)
         if part == "backward":
-            made = list(self._made_gradients())
+            made = gradients_of(self._root)
             self.hold(made, "gradients")
             self._gradients = max(self._gradients, _bytes(made))
 
@@ -89,19 +88,15 @@ class MemoryWatch(TensorLives):
         """What is held now; the part that is running gets what the peak has grown by."""
         now, peak, _ = self._read()
         if peak is not None and self._peak is not None and peak > self._peak and self._open:
-            self._grew_in = self._parts[-1][0]
+            self._grew_in = self.parts[-1][0]
         self._peak = peak
         return now
-
-    def _made_gradients(self) -> Iterator[torch.Tensor]:
-        return (on_this_rank(one.grad) for one in self._root.parameters() if one.grad is not None)
 
     def tensors(self, *, optimizers: Iterable[Any] | None, step: StepRecord, samples: int | None) -> StepTensors | None:
         """Every allocation of *step*; None where some cannot be seen, as of compiled graphs or FSDP's own storages."""
         states = [getattr(with_inner(one)[-1], "state", None) for one in optimizers or ()]
-        available = _available(self._root) if self._on_device else None
-        own, flops = map(on_this_rank, _tensors_in(states)), step.flops or PhaseFlops()
-        return self.taken(own, flops, samples, available_bytes=available)
+        taken = self.taken(map(on_this_rank, _tensors_in(states)), step.flops or PhaseFlops(), samples)
+        return taken and replace(taken, available_bytes=_available(self._root) if self._on_device else None)
 
     def record(self, *, optimizers: Iterable[Any] | None) -> MemoryRecord | None:
         """What was measured, with the current bytes of the model's and the optimizers' own tensors.

@@ -7,7 +7,6 @@ import re
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.counting.flop_counter import CausalAttention
-from lightning_flops.measure.counting.offline import Fakes, VariedBatch, called, tensors_of
+from lightning_flops.measure.counting.offline import Fakes, VariedBatch, called
 from lightning_flops.measure.counting.totals import bytes_of
-from lightning_flops.measure.fake_steps import loss_in, two_steps, update
+from lightning_flops.measure.fake_steps import loss_in, two_steps
 from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.tensor_lives import TensorLives
@@ -143,21 +142,18 @@ def plan_rank(
             _see_resized(inside, lives)
             lives.hold(map(on_this_rank, (*model.parameters(), *model.buffers())), "parameters")
             lives.hold((one for replica in replicas for one in vars(replica)["buckets"]), "gradients")
-            lives.hold(tensors_of(batches), "batch")
             collectives = Collectives()
             inside.enter_context(fakes)
-            counter = two_steps(
+            counter, tensors = two_steps(
                 model,
                 [batches],
-                None if optimizer is None else partial(update, optimizer, fakes),
+                optimizer,
+                fakes,
                 lambda batch: loss_in(called(model, batch)),
                 (TensorLives(), lives),  # in the first, DTensor finds shapes by operators on whole tensors
                 causal_attention=causal_attention,
                 around=collectives,
             )
-            states = tensors_of([*optimizer.state.values()]) if hasattr(optimizer, "state") else ()
-            size = next((one.shape[0] for one in tensors_of(batch) if one.ndim), None)
-            tensors = lives.taken(map(on_this_rank, states), counter.total(), size)
             root = describe_modules(model)[0]
         except LightningFlopsError:
             raise

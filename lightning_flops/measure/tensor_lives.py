@@ -9,7 +9,9 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch import nn
 
+from lightning_flops.measure.torch_private.optional import on_this_rank
 from lightning_flops.records import OUTSIDE, MemoryKind, PhaseFlops, StepTensors, TensorLife
 
 _CUDA_BLOCK = 512  # bytes, to which CUDA's caching allocator rounds sizes up; the CPU's gives what is asked for
@@ -34,7 +36,7 @@ class TensorLives:
         self._events = count(1)
         self._now = 0  # number of the last event
         self._alive: dict[weakref.ref[Any], TensorLife] = {}  # by their storages
-        self._parts: list[tuple[str, int]] = [("", 0)]  # name, and number of the event before it, of all that run
+        self.parts: list[tuple[str, int]] = [("", 0)]  # name, and number of the event before it, of all that run
         self._lives: list[TensorLife] = []  # every allocation so far
         self._before_forward = 0  # lives before the last forward
         self._has_sparse = False
@@ -42,7 +44,7 @@ class TensorLives:
 
     def enter(self, part: str) -> None:
         """A *part* of the step begins, inside whatever part is running."""
-        self._parts.append((part, self._now))
+        self.parts.append((part, self._now))
         if part == "forward":
             self._before_forward = len(self._lives)
         elif part == "backward":
@@ -50,7 +52,7 @@ class TensorLives:
 
     def leave(self) -> None:
         """The part entered last ends."""
-        if self._parts.pop()[0] == "forward":
+        if self.parts.pop()[0] == "forward":
             self._keep()
 
     def _keep(self) -> None:
@@ -59,10 +61,10 @@ class TensorLives:
             if life.kind == "temporary" and life.died is None:
                 life.kind = "activations"
 
-    def hold(self, tensors: Iterable[Any], kind: MemoryKind, module: str = OUTSIDE, *, born: int | None = None) -> None:
+    def hold(self, tensors: Iterable[Any], kind: MemoryKind, *, born: int | None = None) -> None:
         """*tensors* are of this *kind*. Those that nothing has shown are held since an event, or from here on."""
         for tensor in tensors:
-            life = self._life(tensor, kind, module, "", born)
+            life = self._life(tensor, kind, born=born)
             if life is not None and life.kind == "temporary":
                 life.kind = kind
 
@@ -71,13 +73,13 @@ class TensorLives:
 
         What it *reads* that nothing here knows was there before: an optimizer's state, or the batch.
         """
-        part, began = self._parts[-1]
+        part, began = self.parts[-1]
         before = _READ_FIRST.get(part)
         if not self._lives:  # a step is followed once something is held
             return
         if before is not None:
             for tensor in reads:
-                self._life(tensor, before, OUTSIDE, "", 0 if part == "optimizer" else began)
+                self._life(tensor, before, born=0 if part == "optimizer" else began)
         for tensor in made:
             repeats = part == "backward" and phase == "recompute"
             self._life(tensor, "activations" if repeats else "temporary", module, operator)
@@ -87,18 +89,9 @@ class TensorLives:
         life = self._alive.pop(weakref.ref(storage), None)
         if life is not None:
             self._now = life.died = next(self._events)
-        self._begin(storage, "parameters", OUTSIDE, "", None)
+        self._begin(storage, "parameters")
 
-    def taken(
-        self,
-        states: Iterable[Any],
-        flops: PhaseFlops,
-        batch_size: int | None,
-        *,
-        notes: Iterable[str] = (),
-        blocks: Iterable[tuple[str, ...]] = (),
-        available_bytes: int | None = None,
-    ) -> StepTensors | None:
+    def taken(self, states: Iterable[Any], flops: PhaseFlops, batch_size: int | None) -> StepTensors | None:
         """Every allocation; None where some cannot be seen, as of compiled graphs, or storages that change their sizes.
 
         *states* are an optimizer's, the rest is as there.
@@ -113,13 +106,11 @@ class TensorLives:
             before_forward=self._before_forward,
             flops=flops,
             batch_size=batch_size,
-            notes=(*notes, *["Sparse tensors are not counted."][: self._has_sparse]),
-            blocks=tuple(blocks),
-            available_bytes=available_bytes,
+            notes=("Sparse tensors are not counted.",) * self._has_sparse,
         )
 
     def _life(
-        self, tensor: Any, kind: MemoryKind, module: str, operator: str, born: int | None = None
+        self, tensor: Any, kind: MemoryKind, module: str = OUTSIDE, operator: str = "", born: int | None = None
     ) -> TensorLife | None:
         """The life of a tensor's storage, which begins if nothing has shown it; None: it has none that is followed."""
         try:
@@ -132,10 +123,12 @@ class TensorLives:
         known = self._alive.get(weakref.ref(storage))
         return known or self._begin(storage, kind, module, operator, born)
 
-    def _begin(self, storage: Any, kind: MemoryKind, module: str, operator: str, born: int | None) -> TensorLife:
+    def _begin(
+        self, storage: Any, kind: MemoryKind, module: str = OUTSIDE, operator: str = "", born: int | None = None
+    ) -> TensorLife:
         self._now = next(self._events)
         at, size = self._now if born is None else born, self._size(storage)
-        life = TensorLife(size=size, born=at, part=self._parts[-1][0], module=module, operator=operator, kind=kind)
+        life = TensorLife(size=size, born=at, part=self.parts[-1][0], module=module, operator=operator, kind=kind)
         self._lives.append(life)
         self._alive[weakref.ref(storage, self._freed)] = life
         return life
@@ -146,3 +139,8 @@ class TensorLives:
     def _freed(self, storage: Any) -> None:
         self._now = next(self._events)
         self._alive.pop(storage).died = self._now
+
+
+def gradients_of(model: nn.Module) -> list[torch.Tensor]:
+    """What this rank holds of the gradients of *model*'s parameters that are made."""
+    return [on_this_rank(one.grad) for one in model.parameters() if one.grad is not None]

@@ -80,20 +80,23 @@ def _checkpointed(report: MemoryReport) -> Iterator[str]:
             f"With a checkpoint around each of the {plain(number)} {plural('block', number)} "
             f"{pattern_of(saved.names[0])}: {si(saved.peak_bytes, 'B')} "
             f"({percent(saved.peak_bytes / report.peak_bytes - 1)}), for {si(saved.recompute_flops, 'FLOPs')} more "
-            f"({percent(saved.recompute_flops / saved.model_flops if saved.model_flops else None)} of the step's)."
+            f"({percent(saved.recompute_flops / report.flops if report.flops else None)} of the step's)."
         )
 
 
 def _largest_words(report: MemoryReport, largest: LargestBatch) -> str:
-    """The largest batch that fits, and the line that the peak follows near it."""
+    """The largest batch that fits, and the line that the peak follows near it, or how much steeper it gets there."""
     size, peak, more = largest.size, largest.peak_bytes, largest.bytes_per_sample
     words = (
         f"Largest batch in {si(report.available_bytes, 'B')}: {plain(size) if size else 'none, not one sample fits'}"
     )
-    words = words if peak is None else f"{words}, with a peak of {si(peak, 'B')}"
-    if peak is None or more is None:
-        return f"{words}."
-    return f"{words}, near which peak = {si(peak - more * size, 'B')} + {si(more, 'B')} × batch."
+    if peak is not None:
+        words += f", with a peak of {si(peak, 'B')}"
+    if peak is not None and more is not None:
+        rest, step = peak - more * size, si(more, "B")
+        near = f", near which peak = {si(rest, 'B')} + {step} × batch"
+        words += near if rest >= 0 else f"; from there each sample more takes {step}"
+    return f"{words}."
 
 
 def _by_pattern(modules: Sequence[ModuleMemory]) -> list[tuple[str, int, int, int]]:
@@ -176,6 +179,7 @@ def plan_section(plan: Plan) -> Section:
     ]
     stages = {f"FLOPs of stage {place}": plain(sum(astuple(one))) for place, one in enumerate(plan.stages)}
     items: list[Item] = [
+        *(_UNUSED.format(dim=dim) for dim in plan.unused),
         counts
         | {"peak memory of its tensors": _held_words(plan.memory)}
         | {"parameters of this rank": plain(plan.local_params), "parameters of the model": plain(plan.params)},
@@ -213,6 +217,12 @@ def _floor(plan: Plan) -> dict[str, str]:
         "MFU at most": percent(plan.mfu_at_most),
     }
 
+
+_UNUSED = (
+    "Nothing is sent along {dim}: its ranks would train apart, and what they have to send is missing here. Have the "
+    "function use its mesh, as by fully_shard(model, mesh=mesh['{dim}']) or DistributedDataParallel(model, "
+    "device_mesh=mesh['{dim}'])."
+)
 
 _FLOORS = {
     "floor of the arithmetic": "arithmetic_sec",

@@ -21,7 +21,7 @@ from lightning_flops.analysis.memory import MemoryPrediction
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import TokenReader
-from lightning_flops.measure.fake_steps import FakeSteps
+from lightning_flops.measure.fake_steps import fake_steps
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.timing.processor_wait import Heat, heat_counter
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
@@ -280,7 +280,7 @@ class Run:
             if (window := getattr(self, "window", None)) is None:
                 return  # it was interrupted while it began
             window.leave_scope()
-            if window.is_open and (window.recorder.has_counted or self.throughput.step.batches):
+            if window.is_open and (window.recorder.measured or self.throughput.step.batches):
                 if interrupted_by is not None:
                     self.notes.add(f"{self.context().activity} was interrupted by {type(interrupted_by).__name__}.")
                 self._close_window()
@@ -354,7 +354,8 @@ def _account(adapter: Adapter, context: RunContext) -> str:
     if call is None:
         return f"what the model was called with is not known; {_BY_HAND}"
     cuda, began = facts.device.type == "cuda", time.monotonic()
-    steps = FakeSteps(
+    steps = functools.partial(
+        fake_steps,
         facts.root,
         call[1],
         next(iter(adapter.optimizers() or ()), None),

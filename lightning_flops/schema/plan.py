@@ -36,7 +36,6 @@ class CheckpointedBlocks:
     names: tuple[str, ...]  #: Of the blocks.
     peak_bytes: int  #: Of the step with them.
     recompute_flops: int  #: What the backward then repeats.
-    model_flops: int  #: Forward and backward of the step.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,8 @@ class LargestBatch:
 
     size: int  #: 0: not one sample fits.
     peak_bytes: int | None = None  #: With it; None where none fits, and of a step that ran.
-    #: What one more sample adds to that; None where none fits, no more can be run, and of a step that ran.
+    #: What a sample more adds to that, by a batch an eighth larger; None where none fits, no more can be run, and of a
+    #: step that ran.
     bytes_per_sample: int | None = None
 
 
@@ -53,7 +53,7 @@ class LargestBatch:
 class MemoryReport(codec.Json):
     """Peak memory of a training step, predicted or followed: what is held then, and who allocates it."""
 
-    VERSION = 1
+    VERSION = 2
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     peak_bytes: int  #: Most that tensors hold.
     batch_size: int | None  #: First axis of the batch's first tensor.
@@ -117,7 +117,7 @@ class Plan(codec.Json):
     A floor is what no step of these operators can go below. It is not a forecast.
     """
 
-    VERSION = 1
+    VERSION = 2
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     mesh: Mapping[str, int]  #: Size of each dimension.
     rank: int  #: Whose figures these are.
@@ -128,6 +128,7 @@ class Plan(codec.Json):
     local_params: int  #: That this rank holds.
     memory: MemoryReport | None  #: What this rank's tensors hold at the peak of the step; None where not all are seen.
     collectives: tuple[PlannedCollective, ...]  #: Those that move most first.
+    unused: tuple[str, ...]  #: Dimensions of several ranks along which nothing is sent, but for those of a pipeline.
     device: str  #: Whose figures the floor is by; empty if none was given.
     peaks_flops_per_sec: Mapping[str, float]  #: Dense peak of each dtype that the step computes in.
     memory_bytes_per_sec: float | None  #: Bandwidth of the device's memory.

@@ -10,6 +10,8 @@ from torch import nn
 from benchmarks.memory import by_bisection, measured, predicted
 from benchmarks.memory_programs import FOREACH, FUSED, LOOP, Program, checkpointed, mlp, programs, rows
 from lightning_flops import ConfigError, LightningFlopsError, count_offline, predict_memory
+from lightning_flops.report.text import render_text
+from lightning_flops.schema.plan import LargestBatch
 
 PROGRAMS = {program.name: program for program in programs()}
 
@@ -111,6 +113,31 @@ def test_the_largest_batch_fits_to_the_byte() -> None:
     assert prediction.largest_batch(1) == 0
 
 
+def test_what_a_sample_more_takes_is_no_accident_of_rounding() -> None:
+    """A row of three floats, thrice ten hidden ones and what the backward makes of them: 132 bytes, hidden by 512."""
+    prediction = predict_memory(network(3, 10, 3), torch.randn(16, 3), device="cuda")
+    largest = prediction.report(available_bytes=1e6, largest=True).largest
+    assert largest is not None and largest.bytes_per_sample == pytest.approx(4 * (3 + 3 * 10), rel=0.01)
+
+
+class Compares(nn.Module):
+    """A loss of each pair of samples."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x.t()
+
+
+def test_where_the_peak_grows_faster_than_the_batch_no_negative_constant_is_printed() -> None:
+    """n rows of 4 floats, their gradient of the step before, n x n products, and their sum: 4 n² + 32 n + 4 bytes."""
+    report = predict_memory(Compares(), torch.randn(16, 4, requires_grad=True)).report(
+        available_bytes=1e6, largest=True
+    )
+    assert report.largest == LargestBatch(size=496, peak_bytes=999_940, bytes_per_sample=4 * (2 * 496 + 63) + 32)
+    assert "Largest batch in 1 MB: 496, with a peak of 1 MB; from there each sample more takes 4.25 KB." in render_text(
+        report
+    )
+
+
 # ---- whose objects these are
 
 
@@ -208,7 +235,8 @@ def test_an_optimizer_of_other_parameters_is_left_out_and_said() -> None:
 def test_a_step_that_needs_a_closure_is_left_out_and_said() -> None:
     model = network(8, 16, 4)
     prediction = predict_memory(model, torch.randn(2, 8), torch.optim.LBFGS(model.parameters()))
-    assert "LBFGS is left out, as its step fails on fake parameters" in prediction.notes[0]
+    assert "LBFGS is left out: its step fails on fake parameters: TypeError" in prediction.notes[0]
+    assert prediction.at_peak == predict_memory(model, torch.randn(2, 8)).at_peak
 
 
 def test_lazy_modules_are_named() -> None:

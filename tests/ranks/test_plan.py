@@ -137,6 +137,18 @@ def test_the_floor_of_the_operators_by_hand() -> None:
     assert plan_job(make, {"dp": 2}).unavailable == {"floor_sec": "no device was given"}
 
 
+def test_a_dimension_along_which_nothing_is_sent_is_said_first_with_what_to_do() -> None:
+    def ignores(mesh: Any) -> Any:
+        return nn.Linear(8, 8), torch.randn(2, 8)
+
+    assert plan_job(replicated, {"dp": 2}).unused == ()
+    plan = plan_job(ignores, {"dp": 2, "tp": 2, "cp": 1})
+    assert plan.unused == ("dp", "tp")
+    words = " ".join(str(plan).split())
+    assert words.index("Nothing is sent along dp: its ranks would train apart") < words.index("forward FLOPs")
+    assert "fully_shard(model, mesh=mesh['tp'])" in words
+
+
 @pytest.mark.parametrize("count", ["full", "half"])
 def test_the_share_of_the_peak_is_of_what_kernels_execute(
     count: Literal["full", "half"],
