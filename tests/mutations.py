@@ -134,7 +134,7 @@ MUTATIONS = (
     # measure
     Mutation("measure/peaks.py", "2 * size**3 /", "size**3 /", _CLI),
     Mutation("measure/peaks.py", "2 * _COPIED_BYTES /", "_COPIED_BYTES /", _CLI),
-    Mutation("measure/peaks.py", "return min(seconds)", "return max(seconds)", _CLI),
+    Mutation("measure/peaks.py", "float(min(", "float(max(", _CLI),
     Mutation("measure/timing/processor_wait.py", "max(waits)", "sum(waits)", "measure/timing/test_processor_wait.py"),
     Mutation(
         "measure/timing/processor_wait.py",

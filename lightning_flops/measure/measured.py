@@ -6,7 +6,7 @@ import operator
 from collections import Counter as Tally
 from dataclasses import dataclass, field
 
-from lightning_flops.measure.batches import never_alike, shapes_text
+from lightning_flops.measure.batches import shapes_text
 from lightning_flops.measure.counting.flop_counter import PartCounter
 from lightning_flops.measure.timing.phase_timer import Mark, PhaseTimer
 from lightning_flops.records import SCORING, ModuleRecord, Shapes, StepRecord, StepSignature
@@ -23,12 +23,6 @@ class RunningStep:
     phases: set[str] = field(default_factory=set)
     rollouts: tuple[tuple[int, int], ...] = ()
     parts: list[str] = field(default_factory=list)  #: Each forward, backward and update by itself, when it is over.
-
-    def add_batch(self, shapes: Shapes, *, samples: int | None, tokens: int | None) -> None:
-        """A batch of this step went through the loop; None for samples or tokens that are not known."""
-        self.batches.append(never_alike(shapes))
-        self.samples = None if self.samples is None or samples is None else self.samples + samples
-        self.tokens = None if self.tokens is None or tokens is None else self.tokens + tokens
 
     def record(self) -> StepRecord:
         """The step's record."""

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from os.path import commonprefix
 
 import torch
 from torch import nn
@@ -143,13 +144,8 @@ class ModuleNames:
         known = self.known.get(module) or self.known.get(unwrapped(module), ())
         if len(known) < 2:
             return known[0] if known else None
-        return max(known, key=lambda name: _shared_depth(name, caller))
-
-
-def _shared_depth(name: str, caller: str) -> int:
-    """How many leading parts the two names share."""
-    pairs = zip(name.split("."), caller.split("."), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        parts = caller.split(".")
+        return max(known, key=lambda name: len(commonprefix([name.split("."), parts])))  # noqa: RUF071 - of lists
 
 
 def describe_modules(

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 
 import torch
+from torch.utils.benchmark import Timer
 
 from lightning_flops import host_clock
 
@@ -45,14 +46,12 @@ def _products(dtype: torch.dtype, device: torch.device) -> Iterator[float]:
 
 
 def _fastest(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of at least two runs, after one to warm up."""
-    wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    run()
-    wait()
-    seconds, until = list[float](), host_clock.now() + _SEC_EACH
-    while len(seconds) < 2 or host_clock.now() < until:
-        began = host_clock.now()
-        run()
-        wait()
-        seconds.append(host_clock.now() - began)
-    return min(seconds)
+    """Seconds of the fastest of several runs, after some to warm up."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return host_clock.now()
+
+    timer = Timer("run()", timer=now, globals={"run": run}, num_threads=torch.get_num_threads())
+    return float(min(timer.blocked_autorange(min_run_time=_SEC_EACH).times))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
+import numpy
 import torch
 
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
     """Inside, whoever draws random numbers draws none of training's: of torch on CPU and CUDA, numpy and Python."""
-    numpy: Any = sys.modules.get("numpy.random")
-    of_python, of_numpy = random.getstate(), None if numpy is None else numpy.get_state()
+    of_python, of_numpy = random.getstate(), numpy.random.get_state()
     is_up = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = range(torch.cuda.device_count()) if is_up else ()
     try:
@@ -23,5 +21,4 @@ def random_state_kept() -> Iterator[None]:
             yield
     finally:
         random.setstate(of_python)
-        if numpy is not None:
-            numpy.set_state(of_numpy)
+        numpy.random.set_state(of_numpy)

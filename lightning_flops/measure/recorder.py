@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from torch import device, nn
 
-from lightning_flops.config import TraceSchedule
+from lightning_flops.measure.batches import never_alike
 from lightning_flops.measure.counting.flop_counter import CountedStep, FlopCounter, PartCounter
 from lightning_flops.measure.lines import LineSampler
 from lightning_flops.measure.measured import Measured, RunningStep, TimedStep
@@ -28,7 +28,7 @@ from lightning_flops.measure.module_scope import describe_modules
 from lightning_flops.measure.notes import Notes, notes_on_times
 from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.timing.phase_timer import PhaseTimer, WallClock
-from lightning_flops.measure.tracing.step_tracer import StepTracer, TraceCycles
+from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.records import (
     REST,
     TRAINING,
@@ -91,7 +91,7 @@ class Recorder:
         new_counter: makes the FLOP counter when the window opens.
         notes: gets what the report must say of this window.
         memory: follows the parts of the counted steps of the window.
-        tracing: traces steps after the timed ones; None: none is traced.
+        tracer: traces steps after the timed ones; None: none is traced.
         lines: samples the user's lines in steps after these; None: it was not asked for.
         whole: returns *root* with all its wrappers; None: it has none.
         counted: gets every step that was counted to its end.
@@ -108,7 +108,7 @@ class Recorder:
         new_counter: Callable[[nn.Module], FlopCounter],
         notes: Notes,
         memory: MemoryWatch | None = None,
-        tracing: TraceCycles | None = None,
+        tracer: StepTracer | None = None,
         lines: LineSampler | None = None,
         whole: Callable[[], nn.Module | None] = lambda: None,
         counted: Callable[[CountedStep], None] = lambda step: None,
@@ -117,7 +117,7 @@ class Recorder:
         self._root, self._whole, self._new_counter, self._memory = root, whole, new_counter, memory
         self._timing_steps, self._timer = timing_steps, None if clock is None else PhaseTimer(clock)
         self._notes, self._tell_counted, self._may_time = notes, counted, may_time
-        self._traces = tracing or TraceCycles(StepTracer(root, device=device("cpu")), TraceSchedule(), asked=False)
+        self._tracer = tracer or StepTracer(root, device=device("cpu"), asked=False)
         self._lines = LineSampler(asked=False) if lines is None else lines
         self._plain_steps = timing_steps // 2 if timing_steps >= _LEAST_HALVED else 0
         self._settle_steps = min(settle_steps, timing_steps)
@@ -129,10 +129,10 @@ class Recorder:
         self._steps_done = self._profile_step = 0
         self._counter: PartCounter | None = None  # counts the running step, where one is counted
         self._sampler: PartCounter | None = None
-        self._measured: Measured | None = None
+        self.measured: Measured | None = None  # once a step of the window was counted to its end
         self._unseen: set[TimePhase] = set()
         self._scope, self._undo = Undo(), Undo()  # of the batch that runs, and of all
-        self._undo.callback(self._traces.give_up)
+        self._undo.callback(self._tracer.give_up)
         self._undo.callback(self._lines.stop)
         self._undo.callback(self._scope.close)
 
@@ -160,11 +160,6 @@ class Recorder:
     def closed(self) -> bool:
         """Whether nothing more is measured."""
         return self.state is Phase.CLOSED
-
-    @property
-    def has_counted(self) -> bool:
-        """Whether a step of the window was counted to its end."""
-        return self._measured is not None
 
     def open(self, *, steps_done: int) -> None:
         """The step that begins now is the one to count; *steps_done* steps of the run came before it."""
@@ -204,7 +199,7 @@ class Recorder:
             if counter is not None:
                 self._scope.enter_context(counter.counter)
             elif state is Phase.TRACING:
-                self._traces.batch_begins(self._steps_done)
+                self._tracer.batch_begins(self._steps_done)
             yield
         if self.closed and counter is not None:
             counter.counter.sweep()
@@ -243,10 +238,13 @@ class Recorder:
 
         A global step ends here if an optimizer attempt belongs to this batch.
         """
-        self._step.add_batch(shapes, samples=samples, tokens=tokens)
+        step = self._step
+        step.batches.append(never_alike(shapes))
+        step.samples = None if step.samples is None or samples is None else step.samples + samples
+        step.tokens = None if step.tokens is None or tokens is None else step.tokens + tokens
         if not ends_step:
             return
-        step, self._step = self._step, RunningStep()
+        self._step = RunningStep()
         if (parts := self.parts) is not None:
             step.parts, parts.entered = parts.entered, []
         self._ended = step
@@ -269,8 +267,7 @@ class Recorder:
     # ---- what is done with one step after the other
 
     def _sampled(self, counter: PartCounter) -> _Life:
-        yield Phase.SAMPLING, counter
-        self._tell_counted(counter.step_ends())
+        yield from self._count(counter, Phase.SAMPLING)
         yield Phase.WAITING, None
 
     def _window(self, counter: PartCounter) -> _Life:
@@ -278,23 +275,23 @@ class Recorder:
         modules = describe_modules(self._root, whole=self._whole(), note=self._notes.add)
         measured = Measured(counter=counter, counted=[first], modules=modules)
         if not self.closed:  # asking the user's modules may have ended the run
-            self._measured = measured
+            self.measured = measured
         if self._timer is not None:
             yield from self._settle_and_time(measured, self._timer)
         measured.complete = True
         flops = counter.flops
         calls = sum(cell.calls for cell in flops.cells) + sum(one.calls for one in flops.uncounted.values())
-        for _ in self._traces.steps(measured.is_comparable, operators=calls // len(measured.counted)):
-            step = yield Phase.TRACING, None if self._traces.waits else self._traces.tracer
-            self._traces.step_ends(step.record().signature)
+        for _ in self._tracer.steps(measured.is_comparable, operators=calls // len(measured.counted)):
+            step = yield Phase.TRACING, None if self._tracer.waits else self._tracer
+            self._tracer.step_ends(step.record().signature)
         self._lines.begin()
         while not self._lines.over:
             yield Phase.LINES, self._lines.timer
             self._lines.step_ends()
         yield Phase.CLOSED, None
 
-    def _count(self, counter: PartCounter) -> Generator[_Plan, RunningStep, StepRecord]:
-        step = yield Phase.COUNTING, counter
+    def _count(self, counter: PartCounter, phase: Phase = Phase.COUNTING) -> Generator[_Plan, RunningStep, StepRecord]:
+        step = yield phase, counter
         counted = counter.step_ends()
         self._tell_counted(counted)
         return replace(step.record(), flops=counted.by_phase)
@@ -311,9 +308,6 @@ class Recorder:
         while matches < wanted and len(measured.watched) < (2 * least if matches else least):
             signature = yield from self._time(Phase.TIMING, timer, measured.watched)
             matches += measured.is_comparable(signature)
-            if 0 < matches < wanted and len(measured.watched) == least:
-                counted = measured.counted[0].index
-                self._notes.speak(f"Waiting for steps like step {counted}: {matches} of {least} were.")
         if matches < wanted:
             measured.variable, plain_steps = True, 0
             del measured.watched[: -self._timing_steps]
@@ -346,12 +340,12 @@ class Recorder:
         if self.state is Phase.TRACING:
             self._notes.add(f"{context.activity} ended before all was traced that was to be.")
             if not self._step.batches:  # no step is in the trace in part
-                self._traces.end_cycle()
+                self._tracer.end_cycle()
         self.abandon()
-        return None if self._measured is None else self._record(self._measured, context)
+        return None if self.measured is None else self._record(self.measured, context)
 
     def _record(self, measured: Measured, context: RunContext) -> WindowRecord:
-        mixed, traces = measured.counter.mixed, self._traces
+        mixed, tracer = measured.counter.mixed, self._tracer
         timed, plain_sec = ([], []) if self._timer is None else measured.timed(self._timer)
         window = WindowRecord(
             profile_step=self._profile_step,
@@ -365,7 +359,7 @@ class Recorder:
             settle_steps=self._settle_steps,
             phases=measured.counter.phases,
             variable=measured.variable,
-            traces=tuple(traces.traces),
+            traces=tuple(tracer.traces),
             lines=self._lines.record(),
             mixed_phases=_in_order(mixed | self._unseen),
         )
@@ -377,7 +371,7 @@ class Recorder:
             complete=measured.complete,
         ):
             self._notes.add(sentence)
-        return replace(window, notes=(*self._notes.of_report(), *filter(None, [traces.tracer.lost])))
+        return replace(window, notes=(*self._notes.of_report(), *filter(None, [tracer.lost])))
 
 
 def _in_order(phases: set[TimePhase]) -> tuple[TimePhase, ...]:

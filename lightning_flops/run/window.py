@@ -18,7 +18,7 @@ from lightning_flops.measure.recorder import Phase, Recorder
 from lightning_flops.measure.run_facts import gather_run_facts
 from lightning_flops.measure.timing.phase_timer import clock_for
 from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
-from lightning_flops.measure.tracing.step_tracer import StepTracer, TraceCycles
+from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.records import RunContext, WindowRecord
 from lightning_flops.run.adapter import Adapter
 from lightning_flops.signals import Undo, words_of
@@ -145,11 +145,11 @@ def new_window(
     may_time: Callable[[int, int], bool],
 ) -> Window:
     """A window that opens before *step*, or never; *counted* and *may_time* (after *step*) as of ``Recorder``."""
-    facts, device, tracing = adapter.facts, adapter.facts.device, None
+    facts, device, tracer = adapter.facts, adapter.facts.device, None
     held = weakref.ref(adapter)  # what counts keeps no run alive
     if config.trace and step is not None:
         asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
-        tracing = TraceCycles(StepTracer(facts.root, device=device, **asked), config.trace_schedule)
+        tracer = StepTracer(facts.root, device=device, schedule=config.trace_schedule, **asked)
     memory = MemoryWatch(facts.root, read=memory_reader(device), on_device=device.type == "cuda")
     recorder = Recorder(
         facts.root,
@@ -164,7 +164,7 @@ def new_window(
         ),
         notes=notes,
         memory=memory,
-        tracing=tracing,
+        tracer=tracer,
         lines=LineSampler(asked=config.lines),
         whole=adapter.whole_model,
         counted=counted,

@@ -37,6 +37,13 @@ logger = package_logger(__name__)
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _SILENT = "6"  # at this level Kineto does not report every start and stop of ours on stderr
 
+#: Up to this many cycles run, whatever the schedule says, until a step has the counted step's signature.
+_LEAST_TRIES = 3
+
+#: Unless the user has said how many steps are traced, they are fewer if they would run more operators than these: an
+#: operator leaves about ten events in a trace, and a million take torch seconds to write.
+_MOST_OPERATORS = 100_000
+
 
 def _safely(act: Callable[..., Any]) -> Callable[..., Any]:
     """A method of a tracer: where it fails nothing is traced, and the step goes on."""
@@ -49,15 +56,29 @@ def _safely(act: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class StepTracer(Parts):
-    """Traces steps: ``warm_up`` ahead, ``start`` at each batch, ``stop`` after the last, ``enter``/``leave`` the parts.
+    """Runs the cycles of a *schedule*, wait, warm up, record, if it is *asked* for traces.
 
+    The ``steps`` are told when a batch of theirs begins, and when they end; ``enter``/``leave`` are the parts of each.
     No failure reaches the step. *root*, which computes on *device*, is the model whose modules are marked; the other
     arguments are torch.profiler's.
     """
 
-    def __init__(self, root: nn.Module, *, device: torch.device, **settings: bool) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        *,
+        device: torch.device,
+        schedule: TraceSchedule | None = None,
+        asked: bool = True,
+        **settings: bool,
+    ) -> None:
         super().__init__()
         self._root, self._device, self._settings = root, device, settings
+        self._schedule = schedule or TraceSchedule()
+        self.waits = self._records = False  # whether the running step is left alone, and whether it is recorded
+        self._signatures: list[StepSignature] = []  # of the steps that were recorded in this cycle
+        self.traces: list[TracedStepRecord] = []  # the traces, one of each cycle
+        self.over = not asked  # whether no step will be recorded any more
         self._folder: str | None = None
         self._profiler: Any = None  # one that was prepared
         self._recording = self._ours = False
@@ -67,6 +88,41 @@ class StepTracer(Parts):
         self.lost: str | None = None  # why something cannot be traced, in a sentence; None if everything can
 
     # ---- the schedule
+
+    def steps(self, is_alike: Callable[[StepSignature], bool], *, operators: int = 0) -> Iterator[None]:
+        """The steps of all cycles; *is_alike*: whether one can be compared with the counted one, of *operators*."""
+        schedule, tries, alike = self._schedule, 0, False
+        most = max(1, _MOST_OPERATORS // max(1, operators)) if schedule == TraceSchedule() else schedule.active
+        while tries < schedule.repeat or (not alike and tries < _LEAST_TRIES):
+            for position in range(schedule.wait + schedule.warmup + min(schedule.active, most)):
+                self.waits, self._records = position < schedule.wait, position >= schedule.wait + schedule.warmup
+                if self.over:
+                    return
+                yield
+            alike |= all(map(is_alike, self._signatures))
+            self.end_cycle()
+            tries += 1
+
+    def batch_begins(self, index: int) -> None:
+        """A batch begins; *index* steps of this fit came before its step."""
+        if self._records and not self.over:
+            self.start(index)
+        elif not self.waits and not self.over:
+            self.warm_up()
+
+    def step_ends(self, signature: StepSignature) -> None:
+        """A step is over, and so is its last batch."""
+        if self._records and not self.over:
+            self._signatures.append(signature)
+
+    def end_cycle(self) -> None:
+        """Keep the steps that were recorded to their end, if there are any, also where the run ends before others."""
+        if not self.over and self._signatures:
+            record, self._signatures = self.stop(*self._signatures), []
+            self.traces += [record] if record else []
+            self.over = self.lost is not None
+
+    # ---- one trace: ``warm_up`` ahead, ``start`` at each batch, ``stop`` after the last
 
     @_safely
     def warm_up(self) -> None:
@@ -131,7 +187,8 @@ class StepTracer(Parts):
         return TracedStepRecord(index=self._first_index, signatures=signatures, path=path)
 
     def give_up(self) -> None:
-        """Stop tracing, and remove everything of ours from torch. What was traced before stays."""
+        """Stop tracing for good, and remove everything of ours from torch. What was traced before stays."""
+        self.over = True
         try:
             self._remove()
         except Exception as error:  # of torch, or of whatever else listens to it; the rest is undone all the same
@@ -153,13 +210,14 @@ class StepTracer(Parts):
             if profiler is not None and not was_recording and not optional.profiler_is_recording():
                 self._by_us(profiler.start_trace)  # only a start and a stop make Kineto drop what it prepared
             if profiler is not None and optional.profiler_is_recording():
-                self._by_us(profiler.stop_trace)
-        except Exception:  # of torch, or of whatever else listens to it: to stop once more would end the process
-            raise
-        except BaseException:  # Ctrl-C may be raised on any line of torch's, also when it has stopped
-            if optional.profiler_is_recording():
-                self._by_us(profiler.stop_trace)
-            optional.profiler_has_stopped()
+                profiler.stop_trace()
+        except BaseException as error:
+            # Ctrl-C may be raised on any line of torch's, also when it has stopped. After what torch, or whatever else
+            # listens to it, has raised, to stop once more would end the process.
+            if not isinstance(error, Exception):
+                if optional.profiler_is_recording():
+                    profiler.stop_trace()
+                optional.profiler_has_stopped()
             raise
 
     # ---- inside
@@ -243,62 +301,3 @@ class _ModuleMarks:
             while ended is not module:
                 ended, _, mark = running.pop()
                 mark.__exit__(None, None, None)
-
-
-#: Up to this many cycles run, whatever the schedule says, until a step has the counted step's signature.
-_LEAST_TRIES = 3
-
-#: Unless the user has said how many steps are traced, they are fewer if they would run more operators than these: an
-#: operator leaves about ten events in a trace, and a million take torch seconds to write.
-_MOST_OPERATORS = 100_000
-
-
-class TraceCycles:
-    """Runs the cycles of a schedule, wait, warm up, record, with a *tracer*, if it is *asked* for traces."""
-
-    def __init__(self, tracer: StepTracer, schedule: TraceSchedule, *, asked: bool = True) -> None:
-        self.tracer, self._schedule = tracer, schedule
-        self.waits = self._records = False  # whether the running step is left alone, and whether it is recorded
-        self._signatures: list[StepSignature] = []  # of the steps that were recorded in this cycle
-        self.traces: list[TracedStepRecord] = []  # the traces, one of each cycle
-        self.over = not asked  # whether no step will be recorded any more
-
-    def steps(self, is_alike: Callable[[StepSignature], bool], *, operators: int = 0) -> Iterator[None]:
-        """The steps of all cycles; *is_alike*: whether one can be compared with the counted one, of *operators*."""
-        schedule, tries, alike = self._schedule, 0, False
-        most = max(1, _MOST_OPERATORS // max(1, operators)) if schedule == TraceSchedule() else schedule.active
-        while tries < schedule.repeat or (not alike and tries < _LEAST_TRIES):
-            for position in range(schedule.wait + schedule.warmup + min(schedule.active, most)):
-                self.waits, self._records = position < schedule.wait, position >= schedule.wait + schedule.warmup
-                if self.over:
-                    return
-                yield
-            alike |= all(map(is_alike, self._signatures))
-            self.end_cycle()
-            tries += 1
-
-    def batch_begins(self, index: int) -> None:
-        """A batch begins; *index* steps of this fit came before its step."""
-        if not self.over:
-            if self._records:
-                self.tracer.start(index)
-            elif not self.waits:
-                self.tracer.warm_up()
-            self.over = self.tracer.lost is not None
-
-    def step_ends(self, signature: StepSignature) -> None:
-        """A step is over, and so is its last batch."""
-        if self._records and not self.over:
-            self._signatures.append(signature)
-
-    def end_cycle(self) -> None:
-        """Keep the steps that were recorded to their end, if there are any, also where the run ends before others."""
-        if not self.over and self._signatures:
-            record, self._signatures = self.tracer.stop(*self._signatures), []
-            self.traces += [record] if record else []
-            self.over = self.tracer.lost is not None
-
-    def give_up(self) -> None:
-        """Stop recording for good, and remove everything from torch."""
-        self.over = True
-        self.tracer.give_up()
