@@ -130,6 +130,7 @@ class MemoryPrediction:
             names=names,
             peak_bytes=other.peak_bytes,
             recompute_flops=other._tensors.flops.recompute,
+            model_flops=self._report.flops,
         )
 
 

@@ -80,7 +80,7 @@ def _checkpointed(report: MemoryReport) -> Iterator[str]:
             f"With a checkpoint around each of the {plain(number)} {plural('block', number)} "
             f"{pattern_of(saved.names[0])}: {si(saved.peak_bytes, 'B')} "
             f"({percent(saved.peak_bytes / report.peak_bytes - 1)}), for {si(saved.recompute_flops, 'FLOPs')} more "
-            f"({percent(saved.recompute_flops / report.flops if report.flops else None)} of the step's)."
+            f"({percent(saved.recompute_flops / saved.model_flops if saved.model_flops else None)} of the step's)."
         )
 
 

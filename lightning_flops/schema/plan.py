@@ -36,6 +36,7 @@ class CheckpointedBlocks:
     names: tuple[str, ...]  #: Of the blocks.
     peak_bytes: int  #: Of the step with them.
     recompute_flops: int  #: What the backward then repeats.
+    model_flops: int  #: Forward and backward of the step.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class LargestBatch:
 class MemoryReport(codec.Json):
     """Peak memory of a training step, predicted or followed: what is held then, and who allocates it."""
 
-    VERSION = 2
+    VERSION = 1
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     peak_bytes: int  #: Most that tensors hold.
     batch_size: int | None  #: First axis of the batch's first tensor.
