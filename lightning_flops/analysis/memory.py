@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.records import MemoryKind, StepTensors, TensorLife
@@ -137,22 +138,18 @@ class MemoryPrediction:
 def build_memory_report(tensors: StepTensors) -> MemoryReport:
     """Peak, kinds and modules of the steps that were followed, and the rows that fit if that can be known."""
     lives, size, available = tensors.lives, tensors.batch_size, tensors.available_bytes
-    end = 1 + max(life.died or life.born for life in lives)  # there is a parameter or a tensor of the batch
-    born, died = [life.born for life in lives], [life.died or end for life in lives]
-    sizes = np.array([(life.size, life.size * _goes_with_batch(life)) for life in lives], dtype=np.int64)
-    changes = np.zeros((end + 1, 2), dtype=np.int64)
-    np.add.at(changes, born, sizes)
-    np.subtract.at(changes, died, sizes)
-    held, growing = changes.cumsum(axis=0).T  # after each event
+    events = 1 + max(life.died or life.born for life in lives)  # there is a parameter or a tensor of the batch
+    held, growing = _held(lives, events), _held(filter(_goes_with_batch, lives), events)
     moment = int(held.argmax())
-    last = [life for life in lives if life.born == moment][-1]
+    (*_, last) = (life for life in lives if life.born == moment)
     kinds, kept, at_peak = Counter[MemoryKind](), Counter[str](), Counter[str]()
-    for place, life in enumerate(lives):
-        if born[place] <= moment < died[place]:
+    for life in lives:
+        if life.born <= moment and (life.died is None or life.died > moment):
             kinds[life.kind] += life.size
             if life.kind in ("activations", "temporary"):
                 at_peak[life.module] += life.size
-        if place >= tensors.before_forward and life.kind == "activations" and life.part != "backward":
+    for life in lives[tensors.before_forward :]:
+        if life.kind == "activations" and life.part != "backward":
             kept[life.module] += life.size
     modules = [ModuleMemory(name=name, kept_bytes=kept[name], peak_bytes=at_peak[name]) for name in {**kept, **at_peak}]
     grows = growing > 0
@@ -170,6 +167,16 @@ def build_memory_report(tensors: StepTensors) -> MemoryReport:
         checkpointed=None,
         notes=tensors.notes,
     )
+
+
+def _held(lives: Iterable[TensorLife], events: int) -> npt.NDArray[np.int64]:
+    """Bytes that *lives* hold after each of so many *events*."""
+    changes = np.zeros(events, dtype=np.int64)
+    for life in lives:
+        changes[life.born] += life.size
+        if life.died is not None:
+            changes[life.died] -= life.size
+    return changes.cumsum()
 
 
 def _goes_with_batch(life: TensorLife) -> bool:

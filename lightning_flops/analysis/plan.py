@@ -56,13 +56,8 @@ def build_plan(
     dtypes = sorted({cell.dtype for cell in record.cells if cell.flops})
     name, peaks, bandwidth = _figures(device, dtypes, peak_flops_per_sec, memory_bytes_per_sec, measured)
     rows = [_collective(planned.mesh, one, sizes, links, node_size) for one, sizes in planned.collectives.items()]
-    floors = _floors(record, peaks, bandwidth or math.inf, rows)
-    missing = ", ".join(dtype for dtype in dtypes if dtype not in peaks)
-    reasons = {
-        "communication_sec": "the bandwidth of a link was not given",
-        "floor_sec": f"no peak in {missing} is known" if device or peaks else "no device was given",
-    }
-    idle, used = len(stages) - 1, {"pp", *(dim for _, row in rows for dim in row.dim.split("+"))}
+    floors = _floors(record, device, peaks, bandwidth or math.inf, rows)
+    idle, used = len(stages) - 1, {"pp"}.union(*(row.dim.split("+") for _, row in rows))
     return Plan(
         mesh=planned.mesh,
         rank=planned.rank,
@@ -71,7 +66,7 @@ def build_plan(
         lower_bound=FlopCounts(record).is_lower_bound,
         params=sum(one.params for one in stages or [planned]),
         local_params=planned.local_params,
-        memory=build_memory_report(planned.tensors) if planned.tensors else None,
+        memory=planned.tensors and build_memory_report(planned.tensors),
         collectives=tuple(sorted((row for _, row in rows), key=lambda row: -row.bytes)),
         unused=tuple(dim for dim, size in planned.mesh.items() if size > 1 and dim not in used),
         device=name,
@@ -81,7 +76,6 @@ def build_plan(
         stages=tuple(flops_by_phase(one.flops.cells) for one in stages),
         bubble=idle / (microbatches + idle) if stages else None,
         runs=_runs(steps, floors, math.prod(planned.mesh.values()), price),
-        unavailable={name: why for name, why in reasons.items() if name not in floors},
         notes=(
             *record.notes,
             *[_OF_STAGES][: len(stages)],
@@ -117,9 +111,13 @@ def _figures(
 
 
 def _floors(
-    record: FlopRecord, peaks: Mapping[str, float], bandwidth: float, rows: Sequence[tuple[str, PlannedCollective]]
+    record: FlopRecord,
+    device: str,
+    peaks: Mapping[str, float],
+    bandwidth: float,
+    rows: Sequence[tuple[str, PlannedCollective]],
 ) -> dict[str, Any]:
-    """The least seconds of a step by the names that a plan has for them, those alone whose figures are known.
+    """The least seconds of a step by the names that a plan has for them, those alone that are known, and why not more.
 
     FLOPs are those that kernels execute, whatever a mask lets a count leave out: no share of a peak passes 1. Different
     links may carry at the same time.
@@ -127,18 +125,22 @@ def _floors(
     by_link: defaultdict[str, float] = defaultdict(float)
     for link, row in rows:
         by_link[link] += row.floor_sec or 0.0
-    is_known = all(row.floor_sec is not None for _, row in rows)
-    found: dict[str, Any] = {"communication_sec": math.fsum(by_link.values())} if is_known else {}
+    why, found = dict[str, str](), dict[str, Any]()
+    if all(row.floor_sec is not None for _, row in rows):
+        found["communication_sec"] = math.fsum(by_link.values())
+    else:
+        why["communication_sec"] = "the bandwidth of a link was not given"
     computing = [cell for cell in record.cells if cell.flops]  # a GPU's kernels, or a compiler's, may do the rest too
-    if not all(cell.dtype in peaks for cell in computing):
-        return found
+    if missing := ", ".join(sorted({cell.dtype for cell in computing} - {*peaks})):
+        why["floor_sec"] = f"no peak in {missing} is known" if device or peaks else "no device was given"
+        return found | {"unavailable": why}
     least = [(cell.flops - cell.skipped) / peaks[cell.dtype] for cell in computing]
     moving = [(cell.bytes_read + cell.bytes_written) / bandwidth for cell in computing]
     operators = math.fsum(map(max, least, moving))
     of_model = [sec for cell, sec in zip(computing, least, strict=True) if cell.phase in ("forward", "backward")]
     floor = max(operators, *by_link.values(), 0.0)
-    found |= {"arithmetic_sec": math.fsum(least), "operators_sec": operators, "floor_sec": floor}
-    if is_known:
+    found |= {"arithmetic_sec": math.fsum(least), "operators_sec": operators, "floor_sec": floor, "unavailable": why}
+    if not why:
         found["exposed_floor_sec"] = operators + found["communication_sec"]
     return found | ({"mfu_at_most": math.fsum(of_model) / floor} if floor else {})
 

@@ -163,7 +163,7 @@ def fake_steps(
             fakes,
             torch.compiler.set_stance("force_eager"),
         ):
-            _as_in_the_run(undo, on_cuda=on_cuda)
+            _as_in_the_run(undo, root, method, on_cuda=on_cuda)
             modules = dict(root.named_modules())
             for name, made in put_in(fakes, root):
                 others = [one for one in vars(modules[name]).values() if isinstance(one, torch.Tensor)]
@@ -171,8 +171,6 @@ def fake_steps(
             for name, module in named_modules(root):
                 if name in checkpointed:
                     vars(module)["forward"] = partial(checkpoint, module.forward, use_reentrant=False)
-            if method != "__call__":
-                vars(root).update(log=_do_nothing, log_dict=_do_nothing)
             device = next((one.device for one in root.parameters()), torch.device("cpu"))
             inputs = _faked(arguments, batch_size, fakes, device)
             if inner is not None:
@@ -288,12 +286,15 @@ def _blocks(model: nn.Module) -> list[tuple[str, ...]]:
     return [tuple(names) for names in found.values() if len(names) > 1]
 
 
-def _as_in_the_run(undo: Undo, *, on_cuda: bool) -> None:
+def _as_in_the_run(undo: Undo, model: nn.Module, method: str, *, on_cuda: bool) -> None:
     """From here on, also where a backward repeats a forward, attention takes the kernel that it takes in the run.
 
     On a GPU the fused one has dropout, which the CPU's refuses: it gets none, as values do not matter. transformers
-    asks the positions' values whether sequences are packed; where there are none it makes a mask, as if they were.
+    asks the positions' values whether sequences are packed; where there are none it makes a mask, as if they were. A
+    *method* of the model's hands nothing to a Trainer.
     """
+    if method != "__call__":
+        vars(model).update(log=_do_nothing, log_dict=_do_nothing)
     attention: Any = functional.scaled_dot_product_attention
 
     def without_dropout(*args: Any, **kwargs: Any) -> Any:
