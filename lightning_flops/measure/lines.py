@@ -10,8 +10,8 @@ import functools
 import linecache
 import os
 import random
+import re
 import signal
-import site
 import sys
 import sysconfig
 import threading
@@ -35,6 +35,16 @@ _DENSE = 1000  # after as many samples of one step they become rarer, so that a 
 _MOST_LINES = 500  # of one record
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+# The folders of the standard library and of torch, and those of what is installed.
+_LIBRARIES = tuple(
+    os.path.realpath(one) + os.sep
+    for one in (
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+        os.path.dirname(os.__file__),
+        _TORCH,
+    )
+)
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _OWN = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _PASSES_ON = os.path.join(_OWN, "measure", "patches.py"), "call"
 # The functions of Lightning and transformers that call a callback's hooks, or a module's.
@@ -59,15 +69,6 @@ class Place(NamedTuple):
 
 
 @functools.cache
-def _folders() -> tuple[str, ...]:
-    """The folders of torch, of the standard library and of what is installed."""
-    found = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    found += [one for one in sys.path if os.path.basename(one.rstrip(os.sep)) in ("site-packages", "dist-packages")]
-    found += [*site.getsitepackages(), site.getusersitepackages(), *map(os.path.dirname, (os.__file__, torch.__file__))]
-    return tuple({os.path.realpath(one) + os.sep for one in found})
-
-
-@functools.cache
 def _main_package() -> str:
     """The folder of a package that runs by ``python -m``: it is the user's, wherever it is installed; else empty."""
     name = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "").partition(".")[0]
@@ -85,7 +86,7 @@ def owner_of(file: str) -> Owner:
         return "ours"
     if (package := _main_package()) and package != _OWN and real.startswith(package):
         return "user"
-    return "library" if real.startswith(_folders()) else "user"
+    return "library" if real.startswith(_LIBRARIES) or _INSTALLED.search(real) else "user"
 
 
 def _owner(frame: FrameType) -> Owner:

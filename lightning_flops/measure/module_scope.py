@@ -27,35 +27,29 @@ from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
 
 
-class Parameters:
-    """The parameters of a model's modules, as they were before torch's FullyShardedDataParallel made flat ones of them.
+def _unflattened(
+    whole: nn.Module, note: Callable[[str], object]
+) -> tuple[dict[nn.Module, dict[Hashable, Held]], set[int]]:
+    """What modules hold in flat parameters, and the ids of these, which torch's FullyShardedDataParallel made of theirs.
 
     How large they were, only a flat parameter says, which a wrapper holds: *whole* is the model in all its wrappers.
     *note* gets a sentence on what cannot be known.
     """
-
-    def __init__(self, whole: nn.Module, *, note: Callable[[str], object]) -> None:
-        self._pieces: dict[nn.Module, dict[Hashable, Held]] = {}
-        self._flat: set[int] = set()
-        try:
-            for wrapper in whole.modules():
-                if wraps(wrapper, "_fsdp_wrapped_module"):
-                    tensors, pieces = flat_parts(wrapper)
-                    self._flat.update(map(id, tensors))
-                    for module, key, piece in pieces:
-                        self._pieces.setdefault(module, {})[key] = piece
-        except Exception as error:
-            self._pieces.clear()
-            self._flat.clear()
-            note(
-                "Parameters are those of this rank's shards: what FullyShardedDataParallel made them of could not be "
-                f"read ({words_of(error)})."
-            )
-
-    def of(self, module: nn.Module) -> dict[Hashable, Held]:
-        """What *module* itself holds; the key of a parameter is the same for all that share it."""
-        own = (one for one in module.parameters(recurse=False) if id(one) not in self._flat)
-        return {**self._pieces.get(module, {}), **{id(parameter): held(parameter) for parameter in own}}
+    pieces, flat = defaultdict[nn.Module, dict[Hashable, Held]](dict), set[int]()
+    try:
+        for wrapper in whole.modules():
+            if wraps(wrapper, "_fsdp_wrapped_module"):
+                tensors, found = flat_parts(wrapper)
+                flat.update(map(id, tensors))
+                for module, key, piece in found:
+                    pieces[module][key] = piece
+    except Exception as error:
+        note(
+            "Parameters are those of this rank's shards: what FullyShardedDataParallel made them of could not be read "
+            f"({words_of(error)})."
+        )
+        return {}, set()
+    return pieces, flat
 
 
 def held(parameter: torch.Tensor) -> Held:
@@ -157,14 +151,15 @@ def describe_modules(
     once in each subtree, however often they are shared in it. A shard counts with its full size. *whole* is *root* with
     all its wrappers, which may know more about its parameters; *note* gets a sentence on anything that cannot be known.
     """
-    parameters = Parameters(root if whole is None else whole, note=note)
+    pieces, flat = _unflattened(root if whole is None else whole, note)
     described: dict[str, nn.Module] = {}  #: Of a wrapper and what it wraps the latter, which the user wrote.
     own: dict[nn.Module, dict[Hashable, Held]] = {}
     below: defaultdict[str, dict[Hashable, Held]] = defaultdict(dict)
     for name, module in named_modules(root):
         described[name] = module
         if module not in own:
-            own[module] = parameters.of(module)
+            own[module] = {**pieces.get(module, {})}  # the key of a parameter is the same for all that share it
+            own[module] |= {id(one): held(one) for one in module.parameters(recurse=False) if id(one) not in flat}
         if own[module]:
             for above in {"", *itertools.accumulate(name.split("."), "{}.{}".format)}:  # itself and all around it
                 below[above].update(own[module])
