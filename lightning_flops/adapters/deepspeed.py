@@ -25,7 +25,7 @@ from lightning_flops.adapters.wrapping import hear
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.batches import tensor_shapes
-from lightning_flops.measure.deepspeed_groups import parallel_sizes
+from lightning_flops.measure.module_scope import parallel_sizes
 from lightning_flops.measure.patches import listen
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead

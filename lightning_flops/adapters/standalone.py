@@ -21,8 +21,7 @@ from lightning_flops.analysis.profile import build_forward_profile
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.batches import samples_in, tensor_shapes
 from lightning_flops.measure.counting.flop_counter import FlopCounter
-from lightning_flops.measure.deepspeed_groups import parallel_sizes
-from lightning_flops.measure.module_scope import describe_modules, named_modules, require_module
+from lightning_flops.measure.module_scope import describe_modules, named_modules, parallel_sizes, require_module
 from lightning_flops.measure.timing.phase_timer import ModuleTimer, WallClock, clock_for
 from lightning_flops.records import ParallelSizes, PhaseSeconds, RunContext
 from lightning_flops.report import module_text as units

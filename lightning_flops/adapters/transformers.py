@@ -24,7 +24,7 @@ from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import Frame, accelerate_frame, log_is_shown, optimizers_in
 from lightning_flops.adapters.wrapping import hear
 from lightning_flops.config import BLOCK, ProfilerConfig
-from lightning_flops.measure.deepspeed_groups import parallel_sizes
+from lightning_flops.measure.module_scope import parallel_sizes
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Shapes, TimePhase

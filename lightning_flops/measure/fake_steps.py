@@ -28,10 +28,10 @@ from lightning_flops.measure.counting.offline import (
     refuse_lazy,
     tensors_of,
 )
+from lightning_flops.measure.memory import TensorLives, gradients_of
 from lightning_flops.measure.module_hooks import with_inner
 from lightning_flops.measure.module_scope import named_modules, unwrapped
 from lightning_flops.measure.random_state import random_state_kept
-from lightning_flops.measure.tensor_lives import TensorLives, gradients_of
 from lightning_flops.measure.torch_private.needed import modes_off, new_fake_mode, tree_leaves, tree_map_only
 from lightning_flops.measure.torch_private.optional import forget_hooks, on_this_rank
 from lightning_flops.records import Shapes, StepTensors

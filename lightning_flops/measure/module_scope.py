@@ -1,18 +1,22 @@
-"""Which modules a model has: their names without wrappers' prefixes, what a report says of each, their parameters."""
+"""Which modules a model has: their names without wrappers' prefixes, what a report says of each, their parameters.
+
+And how many ranks share these, and the work, in a run of DeepSpeed.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from os.path import commonprefix
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_flops.measure.deepspeed_groups import expert_parallel_size, tensor_parallel_size_of_process
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.torch_private.optional import (
     Held,
@@ -22,7 +26,7 @@ from lightning_flops.measure.torch_private.optional import (
     on_this_rank,
     wraps,
 )
-from lightning_flops.records import ModuleRecord
+from lightning_flops.records import ModuleRecord, ParallelSizes
 from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
 
@@ -30,9 +34,9 @@ from lightning_flops.units import package_logger
 def _unflattened(
     whole: nn.Module, note: Callable[[str], object]
 ) -> tuple[dict[nn.Module, dict[Hashable, Held]], set[int]]:
-    """What modules hold in flat parameters, and the ids of these, which torch's FullyShardedDataParallel made of theirs.
+    """What modules hold in the flat parameters of torch's FullyShardedDataParallel, and the ids of these.
 
-    How large they were, only a flat parameter says, which a wrapper holds: *whole* is the model in all its wrappers.
+    How large their own were, only a flat one says, which a wrapper holds: *whole* is the model in all its wrappers.
     *note* gets a sentence on what cannot be known.
     """
     pieces, flat = defaultdict[nn.Module, dict[Hashable, Held]](dict), set[int]()
@@ -202,3 +206,55 @@ def _bytes_by_dtype(parameters: Iterable[Held]) -> dict[str, int]:
     for held in parameters:
         sums[held.dtype] += held.size * held.dtype.itemsize
     return dict(sorted((str(dtype).removeprefix("torch."), size) for dtype, size in sums.items() if size))
+
+
+# ---- how many ranks share the work of a DeepSpeed run, as its process groups say; asks no rank, imports no DeepSpeed
+
+# DeepSpeed keeps its groups in a module of its own. It also takes a model-parallel unit ("mpu") of the user's:
+# Megatron's, the grid of a pipeline, its own module of sequence-parallel groups, and others. The methods of such units
+# have had different names over the years.
+
+#: What units call each way in the names of their methods; the first that a unit has means it.
+_KINDS = {"tp_size": ("tensor_model", "slice", "model"), "pp_size": ("pipeline_model", "pipe"), "cp_size": ("context",)}
+
+
+def parallel_sizes(engine: Any) -> ParallelSizes:
+    """Sizes of *engine*'s groups.
+
+    DeepSpeed's own ``dp_world_size`` is not asked: with a unit for sequence parallelism it is None, and without one it
+    counts ranks that share a sequence.
+    """
+    mpu, module = getattr(engine, "mpu", None), getattr(engine, "module", None)
+    sizes = {name: _size(mpu, name) for name in _KINDS}
+    sizes["sp_size"] = getattr(engine, "sequence_parallel_size", None) or 1
+    ranks = int(getattr(engine, "world_size", None) or 1)  # the process group may be gone where a run ends
+    parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
+    return ParallelSizes(
+        dp_size=max(1, ranks // math.prod(sizes.values())),
+        ep_size=max(map(expert_parallel_size, parameters), default=1),
+        **sizes,
+    )
+
+
+def tensor_parallel_size_of_process() -> int:
+    """Tensor-parallel size of the last engine of this process; 1 where DeepSpeed is not in use."""
+    return _size(getattr(sys.modules.get("deepspeed.utils.groups"), "mpu", None), "tp_size")
+
+
+def expert_parallel_size(parameter: torch.Tensor) -> int:
+    """Ranks that hold other experts in the place of *parameter*; 1 where it is no expert's.
+
+    DeepSpeed marks the parameters of experts, and writes the size into the name of their group.
+    """
+    if getattr(parameter, "allreduce", True):
+        return 1
+    digits = str(getattr(parameter, "group_name", "")).removeprefix("ep_size_")
+    return max(1, int(digits)) if digits.isdecimal() else 1
+
+
+def _size(mpu: Any, name: str) -> int:
+    """What the model-parallel unit *mpu* says; 1 if it says nothing, or if there is none."""
+    if hasattr(mpu, "initialize_sequence_parallel"):
+        return 1  # DeepSpeed's sequence-parallel groups, which answer to "model parallel" too
+    methods = [f"get_{kind}_parallel_world_size" for kind in _KINDS[name]]
+    return next((int(getattr(mpu, method)()) for method in methods if hasattr(mpu, method)), 1)

@@ -20,9 +20,9 @@ from lightning_flops.measure.counting.flop_counter import CausalAttention
 from lightning_flops.measure.counting.offline import Fakes, VariedBatch, called
 from lightning_flops.measure.counting.totals import bytes_of
 from lightning_flops.measure.fake_steps import loss_in, two_steps
+from lightning_flops.measure.memory import TensorLives
 from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.measure.random_state import random_state_kept
-from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import (
     DispatchMode,
     new_fake_mode,

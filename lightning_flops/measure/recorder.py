@@ -11,27 +11,30 @@ over, is said in one place, in the order in which it happens: ``Recorder._window
 from __future__ import annotations
 
 import math
+import operator
+from collections import Counter as Tally
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, get_args
 
 from torch import device, nn
 
-from lightning_flops.measure.batches import never_alike
+from lightning_flops.measure.batches import never_alike, shapes_text
 from lightning_flops.measure.counting.flop_counter import CountedStep, FlopCounter, PartCounter
 from lightning_flops.measure.lines import LineSampler
-from lightning_flops.measure.measured import Measured, RunningStep, TimedStep
 from lightning_flops.measure.memory import MemoryWatch
 from lightning_flops.measure.module_scope import describe_modules
 from lightning_flops.measure.notes import Notes, notes_on_times
 from lightning_flops.measure.parts import Parts
-from lightning_flops.measure.timing.phase_timer import PhaseTimer, WallClock
+from lightning_flops.measure.timing.phase_timer import Mark, PhaseTimer, WallClock
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.records import (
     REST,
+    SCORING,
     TRAINING,
+    ModuleRecord,
     RunContext,
     Shapes,
     StepRecord,
@@ -62,11 +65,77 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
+@dataclass(slots=True)
+class RunningStep:
+    """What is known of the step that is running."""
+
+    index: int = 0  #: Steps of the run before it, once it is over.
+    batches: list[Shapes] = field(default_factory=list)
+    samples: int | None = 0
+    tokens: int | None = 0
+    phases: set[str] = field(default_factory=set)
+    rollouts: tuple[tuple[int, int], ...] = ()
+    parts: list[str] = field(default_factory=list)  #: Each forward, backward and update by itself, when it is over.
+
+    def record(self) -> StepRecord:
+        """The step's record."""
+        parts = Tally(self.parts)
+        return StepRecord(
+            index=self.index,
+            signature=StepSignature(
+                batches=tuple(map(shapes_text, self.batches)),
+                forwards=parts["forward"],
+                backwards=parts["backward"],
+                updates=parts["optimizer"],
+                phases=tuple(sorted(self.phases - {SCORING})),
+            ),
+            micro_steps=len(self.batches),
+            samples=self.samples,
+            tokens=self.tokens,
+            rollouts=self.rollouts,
+        )
+
+
 #: What is done with one step, and what takes its parts; None: nothing asks for them.
 _Plan = tuple[Phase, Parts | None]
 
 #: The plan of one step after the other: each step is sent in when it is over, and brings the plan of the next.
 _Life = Generator[_Plan, RunningStep, None]
+
+_TimedStep = tuple[StepRecord, list[Mark]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """What a window has measured since its first step was counted."""
+
+    counter: PartCounter
+    counted: list[StepRecord]  #: One step; several where signatures keep changing.
+    modules: tuple[ModuleRecord, ...]
+    #: The steps that ran while some were timed.
+    watched: list[_TimedStep] = field(default_factory=list)
+    plain: list[_TimedStep] = field(default_factory=list)  #: Those of which no part was timed.
+    variable: bool = False  #: Steps keep changing in their signatures.
+    complete: bool = False  #: Whether all counts and times are there.
+
+    def is_comparable(self, signature: StepSignature) -> bool:
+        """Whether a step of this signature can be compared with what was counted."""
+        return self.variable or signature == self.counted[0].signature
+
+    def may_be_comparable(self, signature: StepSignature) -> bool:
+        """Whether a step can be of whose parts only those are known that are heard without marks, in some loops."""
+        counted = self.counted[0].signature
+        heard = (signature.forwards, signature.backwards, signature.updates)
+        known = (counted.forwards, counted.backwards, counted.updates)
+        return signature.batches == counted.batches and all(map(operator.contains, ((0, one) for one in known), heard))
+
+    def timed(self, timer: PhaseTimer) -> tuple[list[StepRecord], list[float]]:
+        """The steps that can be compared with what was counted, and the seconds of those without parts."""
+        timer.clock.settle()
+        alike = (one for one in self.watched if self.is_comparable(one[0].signature))
+        plain = (timer.read(*one) for one in self.plain if self.may_be_comparable(one[0].signature))
+        plain_sec = [one.seconds.total for one in plain if one.seconds is not None]
+        return [timer.read(*one) for one in alike], plain_sec
 
 
 def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
@@ -320,7 +389,7 @@ class Recorder:
             plain_matches += measured.may_be_comparable(signature)
 
     def _time(
-        self, phase: Phase, timer: PhaseTimer, steps: list[TimedStep]
+        self, phase: Phase, timer: PhaseTimer, steps: list[_TimedStep]
     ) -> Generator[_Plan, RunningStep, StepSignature]:
         """Add the next step to *steps*."""
         step = yield phase, timer

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.measure.deepspeed_groups import parallel_sizes
+from lightning_flops.measure.module_scope import parallel_sizes
 from lightning_flops.records import ParallelSizes
 
 

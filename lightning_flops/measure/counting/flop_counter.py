@@ -23,11 +23,10 @@ from lightning_flops.measure.counting.formulas.contract import tensors_in
 from lightning_flops.measure.counting.formulas.registry import formulas_without_operator, watch_functions
 from lightning_flops.measure.counting.mode import CountingMode
 from lightning_flops.measure.counting.totals import Totals, tf32_operators
-from lightning_flops.measure.memory import MemoryWatch
+from lightning_flops.measure.memory import MemoryWatch, TensorLives
 from lightning_flops.measure.module_hooks import FlagOfModes, around_compilations, hear_modules, hear_steps
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.parts import Parts
-from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.before_2_9 import run_uncompiled
 from lightning_flops.measure.torch_private.needed import (
     ENGINE_ENTRY,

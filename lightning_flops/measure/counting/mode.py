@@ -21,9 +21,9 @@ from lightning_flops.measure.counting.compiled import (
 from lightning_flops.measure.counting.formulas.contract import Entry, Work, tensors_in, whole_flops
 from lightning_flops.measure.counting.formulas.registry import backwards, counts_when_run, hides_flops
 from lightning_flops.measure.counting.totals import READS_NUMBER, Cell, Operator, Totals, dtype_name, operands
+from lightning_flops.measure.memory import TensorLives
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.patches import Ends, guarded
-from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import (
     DispatchMode,
     calling_modules,

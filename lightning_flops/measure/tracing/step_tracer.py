@@ -130,10 +130,10 @@ class StepTracer(Parts):
         if self._undo or self._is_there_another():
             return
         self._index = -1
-        marks = _ModuleMarks(self._root)
+        self._names, self._local = ModuleNames(self._root), threading.local()
         for name in optional.SET_UP:
             listen(self._undo, autograd_profiler, name, self._stand_aside, failed=self._cannot_trace)
-        hear_modules(self._undo, marks.enter, marks.leave, failed=self._cannot_trace)
+        hear_modules(self._undo, self._forward_begins, self._forward_ends, failed=self._cannot_trace)
         if self._device.type != "cpu":
             self._prepare()
 
@@ -272,18 +272,12 @@ class StepTracer(Parts):
         with Quiet(Exception):
             self.give_up()
 
-
-class _ModuleMarks:
-    """Marks the forward of every module below the root, on every thread, and those that a backward repeats."""
-
-    def __init__(self, root: nn.Module) -> None:
-        self._names = ModuleNames(root)
-        self._local = threading.local()
+    # ---- marks around the forward of every module below the root, on every thread, also where a backward repeats it
 
     def _running(self) -> list[tuple[nn.Module, str, Any]]:
         return vars(self._local).setdefault("running", [])  # type: ignore[no-any-return]
 
-    def enter(self, module: nn.Module, args: Any) -> None:
+    def _forward_begins(self, module: nn.Module, args: Any) -> None:
         """A forward begins."""
         running = self._running()
         name = self._names.name_for(module, running[-1][1] if running else "")
@@ -294,7 +288,7 @@ class _ModuleMarks:
             mark.__enter__()
             running.append((module, name, mark))
 
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         """A forward ends, and with it those inside that ended by an error that skips hooks."""
         running, ended = self._running(), None
         if any(one is module for one, _, _ in running):
