@@ -19,17 +19,6 @@ from lightning_flops.schema.plan import Collective, Plan, PlannedCollective, Pla
 _HOUR = 3600.0
 _USUAL_MFU = 0.4  # of large trainings that their authors have described
 
-_NO_BANDWIDTH = "The bandwidth of the device's memory is not known: the floor is that of arithmetic alone."
-_OF_OPERATORS = (
-    "Operators with FLOPs read their inputs from memory and write their outputs there; what has none takes no time. "
-    "Tensors that stay in a cache can go below that, and nothing below the arithmetic."
-)
-
-_OF_STAGES = (
-    "The bubble is of stages that take equally long, under GPipe or 1F1B. The floor is of this stage, without a bubble "
-    "and without what stages send each other. Memory is GPipe's, which holds all microbatches."
-)
-
 
 def build_plan(
     planned: PlannedRank,
@@ -78,8 +67,17 @@ def build_plan(
         runs=_runs(steps, floors, math.prod(planned.mesh.values()), price),
         notes=(
             *record.notes,
-            *[_OF_STAGES][: len(stages)],
-            *[_OF_OPERATORS if bandwidth else _NO_BANDWIDTH][: "floor_sec" in floors],
+            *[
+                "The bubble is of stages that take equally long, under GPipe or 1F1B. The floor is of this stage, "
+                "without a bubble and without what stages send each other. Memory is GPipe's, which holds all "
+                "microbatches."
+            ][: len(stages)],
+            *[
+                "Operators with FLOPs read their inputs from memory and write their outputs there; what has none takes "
+                "no time. Tensors that stay in a cache can go below that, and nothing below the arithmetic."
+                if bandwidth
+                else "The bandwidth of the device's memory is not known: the floor is that of arithmetic alone."
+            ][: "floor_sec" in floors],
         ),
     )
 

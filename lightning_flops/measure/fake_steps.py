@@ -37,8 +37,6 @@ from lightning_flops.measure.torch_private.optional import forget_hooks, on_this
 from lightning_flops.records import Shapes, StepTensors
 from lightning_flops.signals import Quiet, Undo, words_of
 
-_MOST_WORDS = 300  # of an error of the model's
-
 _ASKS_VALUE = "aten._local_scalar_dense.default"
 _ATTENTION = "scaled_dot_product_attention"
 _MASKS, _ASKS = "transformers.masking_utils", "find_packed_sequence_indices"
@@ -234,7 +232,7 @@ def _words(model: nn.Module, error: Exception) -> str:
         elif isinstance(own, Fakes):
             operator = operator or str(frame.f_locals.get("func", ""))  # what it calls it is made of
     what = f"{operator} in {module}" if operator and module else module or type(model).__name__
-    return f"{what} fails on tensors without values: {words_of(error)[:_MOST_WORDS]}"
+    return f"{what} fails on tensors without values: {words_of(error)[:300]}"
 
 
 def kept_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> tuple[Any, ...]:

@@ -44,7 +44,6 @@ _LIBRARIES = tuple(
         _TORCH,
     )
 )
-_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _OWN = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _PASSES_ON = os.path.join(_OWN, "measure", "patches.py"), "call"
 # The functions of Lightning and transformers that call a callback's hooks, or a module's.
@@ -86,7 +85,7 @@ def owner_of(file: str) -> Owner:
         return "ours"
     if (package := _main_package()) and package != _OWN and real.startswith(package):
         return "user"
-    return "library" if real.startswith(_LIBRARIES) or _INSTALLED.search(real) else "user"
+    return "library" if real.startswith(_LIBRARIES) or re.search(r"[/\\](site|dist)-packages[/\\]", real) else "user"
 
 
 def _owner(frame: FrameType) -> Owner:

@@ -167,29 +167,28 @@ def describe_modules(
         if own[module]:
             for above in {"", *itertools.accumulate(name.split("."), "{}.{}".format)}:  # itself and all around it
                 below[above].update(own[module])
-    with random_state_kept():
-        extra_reprs = {module: _extra_repr(module) for module in described.values()}
     first_name: dict[nn.Module, str] = {}
     records = []
-    for name, module in described.items():
-        shapes = tuple(held.shape for held in own[module].values() if held.shape is not None)
-        all_held = below[name].values()
-        first = first_name.setdefault(module, name)
-        records.append(
-            ModuleRecord(
-                name=name,
-                type_name=type(module).__name__,
-                extra_repr=extra_reprs[module],
-                params=sum(held.size for held in all_held),
-                trainable_params=sum(held.size for held in all_held if held.trainable),
-                local_params=sum(held.local for held in all_held),
-                parameter_bytes=_bytes_by_dtype(all_held),
-                alias_of=None if first == name else first,
-                # A size of 1 is one channel per group: no sum over channels.
-                weight_sizes=tuple(size for shape in shapes if len(shape) >= 2 for size in shape[:2] if size != 1),
-                parameter_shapes=shapes,
+    with random_state_kept():
+        for name, module in described.items():
+            shapes = tuple(held.shape for held in own[module].values() if held.shape is not None)
+            all_held = below[name].values()
+            first = first_name.setdefault(module, name)
+            records.append(
+                ModuleRecord(
+                    name=name,
+                    type_name=type(module).__name__,
+                    extra_repr=_extra_repr(module),
+                    params=sum(held.size for held in all_held),
+                    trainable_params=sum(held.size for held in all_held if held.trainable),
+                    local_params=sum(held.local for held in all_held),
+                    parameter_bytes=_bytes_by_dtype(all_held),
+                    alias_of=None if first == name else first,
+                    # A size of 1 is one channel per group: no sum over channels.
+                    weight_sizes=tuple(size for shape in shapes if len(shape) >= 2 for size in shape[:2] if size != 1),
+                    parameter_shapes=shapes,
+                )
             )
-        )
     return tuple(records)
 
 

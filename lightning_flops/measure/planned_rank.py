@@ -158,7 +158,9 @@ def plan_rank(
         except LightningFlopsError:
             raise
         except Exception as error:  # of the user's model, or of what torch does not do without values
-            raise LightningFlopsError(f"the job cannot be planned: {words_of(error)[:500]}{_instead()}") from error
+            failed = traceback.format_exc()
+            instead = next((f". {words}" for pattern, words in _INSTEAD.items() if re.search(pattern, failed)), "")
+            raise LightningFlopsError(f"the job cannot be planned: {words_of(error)[:500]}{instead}") from error
     for one in replicas:
         _reduce(one, collectives)
     return PlannedRank(
@@ -233,12 +235,6 @@ def _made(answer: Any) -> tuple[nn.Module, Any, Any]:
     if type(answer[0]).__module__.startswith("deepspeed."):
         raise LightningFlopsError(_ENGINE)
     return answer if len(answer) == 3 else (*answer, None)
-
-
-def _instead() -> str:
-    """What may be planned in the place of what has just failed."""
-    failed = traceback.format_exc()
-    return next((f". {words}" for pattern, words in _INSTEAD.items() if re.search(pattern, failed)), "")
 
 
 def _another(tensor: torch.Tensor) -> torch.Tensor:

@@ -40,15 +40,15 @@ from lightning_flops.schema.profile import Profile, ThroughputSummary
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
 
 _MOST_ROWS = 12
-_ABOUT_PREDICTED = (
-    "Of tensors, in two eager steps on fake ones, as the optimizer's states are made in the first. CUDA's context, "
-    "workspaces of cuBLAS, NCCL's buffers and fragmentation come on top."
-)
 
 
 def predicted_section(report: MemoryReport) -> Section:
     """The peak, what is held then, which modules keep it, and what would fit."""
-    items = [*peak_tables(report), *_checkpointed(report), *report.notes, _ABOUT_PREDICTED]
+    about = (
+        "Of tensors, in two eager steps on fake ones, as the optimizer's states are made in the first. CUDA's context, "
+        "workspaces of cuBLAS, NCCL's buffers and fragmentation come on top."
+    )
+    items = [*peak_tables(report), *_checkpointed(report), *report.notes, about]
     return Section("Predicted memory", f"{headline(report)}.", items)
 
 
@@ -179,7 +179,12 @@ def plan_section(plan: Plan) -> Section:
     ]
     stages = {f"FLOPs of stage {place}": plain(sum(astuple(one))) for place, one in enumerate(plan.stages)}
     items: list[Item] = [
-        *(_UNUSED.format(dim=dim) for dim in plan.unused),
+        *(
+            f"Nothing is sent along {dim}: its ranks would train apart, and what they have to send is missing here. "
+            f"Have the function use its mesh, as by fully_shard(model, mesh=mesh['{dim}']) or "
+            f"DistributedDataParallel(model, device_mesh=mesh['{dim}'])."
+            for dim in plan.unused
+        ),
         counts
         | {"peak memory of its tensors": _held_words(plan.memory)}
         | {"parameters of this rank": plain(plan.local_params), "parameters of the model": plain(plan.params)},
@@ -217,12 +222,6 @@ def _floor(plan: Plan) -> dict[str, str]:
         "MFU at most": percent(plan.mfu_at_most),
     }
 
-
-_UNUSED = (
-    "Nothing is sent along {dim}: its ranks would train apart, and what they have to send is missing here. Have the "
-    "function use its mesh, as by fully_shard(model, mesh=mesh['{dim}']) or DistributedDataParallel(model, "
-    "device_mesh=mesh['{dim}'])."
-)
 
 _FLOORS = {
     "floor of the arithmetic": "arithmetic_sec",
