@@ -93,8 +93,7 @@ def alike_parts(batch: Any) -> int:
 
 def first_tensor(given: Any) -> torch.Tensor | None:
     """The first tensor among a model's arguments, or in the dict or sequence that is the first of them."""
-    values = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else (given,)
-    return next((one for one in values if isinstance(one, torch.Tensor)), None)
+    return next((one for one in held_in(given, 1) if isinstance(one, torch.Tensor)), None)
 
 
 class BatchMeter:

@@ -38,7 +38,6 @@ from lightning_flops.records import Shapes, StepTensors
 from lightning_flops.signals import Quiet, Undo, words_of
 
 _ASKS_VALUE = "aten._local_scalar_dense.default"
-_ATTENTION = "scaled_dot_product_attention"
 _MASKS, _ASKS = "transformers.masking_utils", "find_packed_sequence_indices"
 
 _PLAIN = (torch.dtype, bool, int, float, str, type(None))  # what holds no tensor
@@ -183,7 +182,7 @@ def fake_steps(
         if lives.parts[-1][0] != "optimizer":
             raise LightningFlopsError(f"the step cannot be predicted: {_words(root, error)}") from error
         is_ours = isinstance(error, LightningFlopsError)
-        why = str(error) if is_ours else f"its step fails on fake parameters: {words_of(error)}"
+        why = error if is_ours else f"its step fails on fake parameters: {words_of(error)}"
     options: Any = {"loss": loss, "autocast": autocast, "accumulate": accumulate, "on_cuda": on_cuda, "method": method}
     found = fake_steps(model, batch, None, batch_size, checkpointed, **options)
     return replace(found, notes=(f"{type(inner).__name__} is left out: {why}.", *found.notes))
@@ -300,7 +299,7 @@ def _as_in_the_run(undo: Undo, model: nn.Module, method: str, *, on_cuda: bool) 
         return attention(*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:], **kwargs)
 
     if on_cuda:
-        undo.replace(functional, _ATTENTION, without_dropout)
+        undo.replace(functional, "scaled_dot_product_attention", without_dropout)
     if hasattr(masks := sys.modules.get(_MASKS), _ASKS):
         undo.replace(masks, _ASKS, _do_nothing)
 

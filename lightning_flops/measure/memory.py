@@ -141,8 +141,7 @@ class TensorLives:
             return None
         if self._device_type not in (None, storage.device.type):
             return None
-        known = self._alive.get(weakref.ref(storage))
-        return known or self._begin(storage, kind, module, operator, born)
+        return self._alive.get(weakref.ref(storage)) or self._begin(storage, kind, module, operator, born)
 
     def _begin(
         self, storage: Any, kind: MemoryKind, module: str = OUTSIDE, operator: str = "", born: int | None = None

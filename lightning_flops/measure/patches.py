@@ -11,20 +11,21 @@ from lightning_flops.signals import Undo
 
 #: Gets what a function has returned, None if it raised, and what it has raised.
 Ends = Callable[[Any, BaseException | None], object]
-#: Gets a function's arguments before it does. It may return what is to be called when the function has ended.
-Begins = Callable[..., Ends | None]
 Failed = Callable[[Exception], object]
 
 
 #: By owner and name: who listens to a function, and how its wrapper, which all of them share, is removed.
 _wrapped: dict[tuple[int, Any], tuple[list[Any], Callable[[], None]]] = {}
 
-#: Makes a wrapper of a function, from those who listen to it.
-Around = Callable[[list[Any], Callable[..., Any]], Callable[..., Any]]
-
 
 def listen(
-    undo: Undo, owner: Any, name: Any, begins: Any, *, failed: Failed | None = None, around: Around | None = None
+    undo: Undo,
+    owner: Any,
+    name: Any,
+    begins: Any,
+    *,
+    failed: Failed | None = None,
+    around: Callable[[list[Any], Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> None:
     """Have *begins* called before each call of a function until *undo* is closed, and what it returns after it.
 
@@ -62,7 +63,9 @@ def listen(
     _wrapped[key][0].append(one)
 
 
-def _heard(listeners: list[tuple[Begins, Failed | None]], original: Callable[..., Any]) -> Callable[..., Any]:
+def _heard(
+    listeners: list[tuple[Callable[..., Ends | None], Failed | None]], original: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         hearing = []
