@@ -187,6 +187,7 @@ class MemoryWatch(TensorLives):
         super().__init__(on_cuda=on_device, device_type="cuda" if on_device else None)
         self._root, self._read, self._on_device = root, read, on_device
         self._peak: int | None = None  # the most that was held until now
+        self._follows = False
         self._grew_in: str | None = None  # the part in which that last grew
         # Each part that is running, None for one without an end of its own, and what was held when it began.
         self._open: list[tuple[str | None, int | None]] = []
@@ -201,7 +202,8 @@ class MemoryWatch(TensorLives):
         between the forward and the backward.
         """
         now = self._look()
-        if not self._lives:
+        if not self._follows:
+            self._follows = True  # what there is later, as of a lazy layer, would be followed without its forward
             self.hold(map(on_this_rank, (*self._root.parameters(), *self._root.buffers())), "parameters", born=0)
             self.hold(gradients_of(self._root), "gradients", born=0)
         super().enter(part)
