@@ -203,9 +203,10 @@ class MemoryWatch(TensorLives):
         """
         now = self._look()
         if not self._follows:
-            self._follows = True  # what there is later, as of a lazy layer, would be followed without its forward
+            self._follows = True
             self.hold(map(on_this_rank, (*self._root.parameters(), *self._root.buffers())), "parameters", born=0)
             self.hold(gradients_of(self._root), "gradients", born=0)
+            self.has_unseen |= not self._lives  # a lazy layer makes its tensors in a forward that was not followed
         super().enter(part)
         self._open.append((part if counts or part != "optimizer" else None, now))
 

@@ -238,6 +238,21 @@ def test_a_step_whose_storages_change_their_sizes_has_no_account() -> None:
     assert watch.tensors(optimizers=(), step=STEP, samples=4) is None
 
 
+def test_a_step_that_begins_with_nothing_has_no_account() -> None:
+    """A lazy layer makes its parameters in a forward that is not followed: the gradients alone would be false."""
+    model = nn.LazyLinear(2)
+    watch = MemoryWatch(model, read=Allocator(0, 0).read, on_device=False)
+    with FlopCounter(model, lives=watch):
+        watch.enter("forward")
+        loss = model(torch.randn(4, 8)).sum()
+        watch.leave()
+        watch.enter("backward")
+        loss.backward()
+        watch.leave()
+    assert model.weight.grad is not None
+    assert watch.tensors(optimizers=(), step=STEP, samples=4) is None
+
+
 def test_the_peak_grew_in_the_part_that_ran_when_it_did() -> None:
     books = Allocator(current=100, peak=400)
     watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=False)
