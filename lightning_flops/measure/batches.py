@@ -165,11 +165,6 @@ _IGNORED = -100  #: A label that losses leave out.
 #: Names under which batches of packed sequences hold where each begins, and where the last one ends.
 _OFFSETS = ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens")
 
-ON_DEVICE = (
-    "Tokens without padding are n/a: the batch is on the device before it can be read without waiting for the device. "
-    "tokens_per_sample=... may give them."
-)
-
 
 class OnDeviceError(Exception):
     """The tokens can only be read by waiting for a device."""
@@ -200,8 +195,8 @@ class TokenReader:
         except Exception as error:  # of the user's batch
             if not self._has_read:
                 self.reads = False
-                on_device = isinstance(error, OnDeviceError)
-                self._note(ON_DEVICE if on_device else f"Tokens without padding are n/a: {words_of(error)}.")
+                words = error if isinstance(error, OnDeviceError) else words_of(error)
+                self._note(f"Tokens without padding are n/a: {words}.")
             return None
         self._has_read |= tokens is not None
         return tokens
@@ -293,5 +288,8 @@ def _is_grid(value: Any) -> TypeGuard[torch.Tensor]:
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "cpu" or type(tensor) is not torch.Tensor:
-        raise OnDeviceError
+        raise OnDeviceError(
+            "the batch is on the device before it can be read without waiting for the device. tokens_per_sample=... "
+            "may give them"
+        )
     return tensor
