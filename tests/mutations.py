@@ -121,8 +121,8 @@ MUTATIONS = (
     ),
     Mutation(
         "analysis/memory.py",
-        "self._peak(size + 1)",
-        "self._peak(size)",
+        "- peak(size)) / further",
+        "- peak(size))",
         "measure/test_predicted_memory.py test_memory_command.py",
     ),
     Mutation(
