@@ -55,7 +55,7 @@ def build_plan(
         lower_bound=FlopCounts(record).is_lower_bound,
         params=sum(one.params for one in stages or [planned]),
         local_params=planned.local_params,
-        memory=planned.tensors and build_memory_report(planned.tensors),
+        memory=build_memory_report(planned.tensors) if planned.tensors else None,
         collectives=tuple(sorted((row for _, row in rows), key=lambda row: -row.bytes)),
         unused=tuple(dim for dim, size in planned.mesh.items() if size > 1 and dim not in used),
         device=name,

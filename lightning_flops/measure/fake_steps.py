@@ -177,7 +177,7 @@ def fake_steps(
             _, found = two_steps(root, [[inputs]] * accumulate, inner, fakes, loss_of, (lives, lives))
             if found is None:
                 raise LightningFlopsError("its storages change their sizes, which no operator shows")
-            return replace(found, blocks=_blocks(root))
+            return replace(found, blocks=tuple(_blocks(root)))
     except Exception as error:
         if lives.parts[-1][0] != "optimizer":
             raise LightningFlopsError(f"the step cannot be predicted: {_words(root, error)}") from error

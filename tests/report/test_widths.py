@@ -57,6 +57,7 @@ def plan() -> Plan:
         params=671_000_000_000,
         local_params=163_818_359,
         memory=memory(),
+        unused=(),
         collectives=tuple(
             PlannedCollective(
                 kind=kind, dim="dp_replicate+dp_shard+cp", size=256, calls=12_345, bytes=10**15, floor_sec=12.345
