@@ -303,7 +303,8 @@ class LoopSteps(PhasedAdapter):
 
     def _may_count(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
         run, counted = self.run, self._known.counted
-        if not (self._repeats.live and run.throughput.counts_steps) or (tokens is None and shapes in counted):
+        is_known = tokens is None and shapes in counted and not run.throughput.step.random
+        if is_known or not (self._repeats.live and run.throughput.counts_steps):
             return
         self._repeats.spoil()
         if run.steps_done > self._known.steps_before:  # the first step lacks what follows an update

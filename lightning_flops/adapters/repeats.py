@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+_MOST_EVENTS = 4096  # a step of more has not ended for long, as where a loop never updates
+
 #: Applies an event to its first argument by the event's facts, the others. What it returns, if anything, is called in
 #: its place where the event is left out.
 Apply = Callable[..., Callable[[], None] | None]
@@ -54,6 +56,8 @@ class Repeats:
         instead = apply(self._owner, *facts)
         if self._events is not None:
             self._events.append((apply, facts, instead))
+            if len(self._events) == _MOST_EVENTS:
+                self._events = None
         if self._is_over:
             self._learn()
 

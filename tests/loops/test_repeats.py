@@ -16,6 +16,7 @@ from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import frame_of, loop_output
 from lightning_flops.adapters.repeats import Repeats
 from lightning_flops.config import config_from
+from lightning_flops.measure.recorder import Recorder
 from tests.loops.test_steps import LOOPS, rows_of, words_of
 
 MODELS = sorted({*re.findall(r"[a-z](?=[0-9])", LOOPS), *"mdt"})
@@ -35,14 +36,17 @@ class Loader:
 class Heard:
     """The adapter of a loop that is played to it word by word, as of ``test_steps``, and what its run hears."""
 
-    def __init__(self, optimizers: str, *, skips: bool) -> None:
+    def __init__(
+        self, optimizers: str, *, skips: bool, timer_only: bool = True, ends_when_dropped: bool = False
+    ) -> None:
         models = nn.ModuleDict({name: nn.Identity() for name in MODELS})
         self.optimizers = {name: torch.optim.SGD([nn.Parameter(torch.ones(1))]) for name in "uvw"}
-        config = config_from({"timer_only": True}, owner="profile_training")
+        config = config_from({"timer_only": timer_only, "profile_step": 10**6}, owner="profile_training")
         frame = frame_of(models, accelerator=None, fabric=None)
         output = loop_output(frame, config, log_dir=None)
         given = [self.optimizers[name] for name in optimizers]
-        self.adapter = LoopAdapter(models, given, config=config, publish=lambda _: None, frame=frame, output=output)
+        how: dict[str, Any] = {"frame": frame, "output": output, "ends_when_dropped": ends_when_dropped}
+        self.adapter = LoopAdapter(models, given, config=config, publish=lambda _: None, **how)
         self.models, self.said, self.skipped = models, list[Any](), 0
         self.loaders = {name: Loader() for name in string.ascii_uppercase}
         self.sources: dict[str, Source] = {}
@@ -178,6 +182,27 @@ def test_alike_events_whose_steps_have_other_rows_are_applied() -> None:
     assert_same(skips, applies)
 
 
+def test_a_step_that_was_drawn_is_counted_from_its_first_forward_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that ends when it is dropped: what counts would keep its model alive before."""
+    loop = Heard("u", skips=True, timer_only=False, ends_when_dropped=True)
+    counted, run = list[int](), loop.adapter.run
+    original = Recorder.sample
+
+    def sample(self: Recorder, *, steps_done: int) -> None:
+        counted.append(steps_done)
+        original(self, steps_done=steps_done)
+
+    monkeypatch.setattr(Recorder, "sample", sample)
+    run.throughput.draws_check = lambda: False
+    loop.play("(m8 b u)7")
+    assert counted == [1]  # its shapes were new
+    drawn = iter([True, False])
+    run.throughput.draws_check = lambda: next(drawn)
+    loop.play("(m8 b u)2")
+    run.close()
+    assert counted == [1, 8]
+
+
 def test_a_step_in_the_state_of_none_before_is_applied() -> None:
     """What is added up is what each event adds to what there was: nothing repeats until the sum does."""
     total, said = [0], list[int]()
@@ -193,3 +218,10 @@ def test_a_step_in_the_state_of_none_before_is_applied() -> None:
     for _ in range(4):
         repeats.hear(apply, 0)
     assert said == [1, 2, 3, 3, 3, 3, -1]
+
+
+def test_a_step_that_never_ends_is_not_kept() -> None:
+    repeats = Repeats(None, state=lambda: None, may_skip=lambda: True, again=lambda: None)
+    for _ in range(5000):
+        repeats.hear(lambda _: None)
+    assert repeats._events is None
