@@ -146,13 +146,12 @@ def kind_times(trace: Trace) -> tuple[KindTime, ...]:
         "python": trace.kind == Kind.PYTHON,
     }
     begins = inside(spans, trace.start_ns)
-    rows = [np.flatnonzero(mask & begins) for mask in kinds.values()]
-    times = [intersect(trace.merged(of), spans).total for of in rows]
-    found = zip(kinds, rows, times, strict=True)
+    calls = {name: int((mask & begins).sum()) for name, mask in kinds.items()}
+    times = [int(covered_within(trace.merged(mask & begins), *spans).sum()) for mask in kinds.values()]
     return tuple(
-        KindTime(name=name, calls=len(of), time_us=ns / NS_PER_US, ratio=ratio(ns, spans.total))
-        for name, of, ns in found
-        if len(of)
+        KindTime(name=name, calls=calls[name], time_us=ns / NS_PER_US, ratio=ratio(ns, spans.total))
+        for name, ns in zip(kinds, times, strict=True)
+        if calls[name]
     )
 
 

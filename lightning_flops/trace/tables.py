@@ -33,7 +33,6 @@ from lightning_flops.trace.intervals import (
     covered_within,
     durations_of,
     group_by,
-    intersect,
     levels,
     longest_first,
     numbered,
@@ -70,7 +69,7 @@ def device_metrics(trace: Trace) -> tuple[schema.DeviceMetrics, ...] | None:
             device=device,
             name=entry.name if entry else None,
             sm_count=entry.sm_count if entry else None,
-            utilization=ratio(intersect(busy, spans).total, spans.total) or 0.0,
+            utilization=ratio(int(covered_within(busy, *spans).sum()), spans.total) or 0.0,
             sm_efficiency=None if not len(rows) or np.isnan(blocks).any() else ratio(load, spans.total),
             occupancy_percent=next(iter(together.means(occupancy, lengths)), None),
             blocks_per_sm=next(iter(together.means(sized, lengths)), None),
@@ -225,13 +224,13 @@ class OperatorTimes:
         is_call = trace.kind == Kind.OPERATOR
         is_call[inner] = False
         self.rows, owner = np.flatnonzero(is_call), nearest(links.parent, is_call)
-        rows, operators = np.flatnonzero(of_operator >= 0), links.operators
-        launched = sums_by(of_operator[rows], trace.duration_ns[rows], len(trace))
-        own = without_inner(trace, links.parent)
-        self.host, self.device = trace.duration_ns, with_callees(trace, launched)
-        self.device_self = sums_by(owner[operators], launched[operators], len(trace))
+        operators, by_call = links.operators, owner[links.operators]
+        self.host, own = trace.duration_ns, without_inner(trace, links.parent)[operators]
         # Callees that overlap by rounding would make up more than there is.
-        self.host_self = np.minimum(sums_by(owner[operators], own[operators], len(trace)), self.host)
+        self.host_self = np.minimum(sums_by(by_call, own, len(trace)), self.host)
+        rows = np.flatnonzero(of_operator >= 0)
+        launched = sums_by(of_operator[rows], trace.duration_ns[rows], len(trace))
+        self.device, self.device_self = with_callees(trace, launched), sums_by(by_call, launched[operators], len(trace))
 
 
 times_of = once(OperatorTimes)
