@@ -144,7 +144,9 @@ class LoopAdapter(LoopSteps):
     def fetch_ends(self, batch: Any, *, handed_out: bool = False) -> None:
         """A fetch has brought *batch*, which ``batches`` has *handed_out*, or None: the loader is at its end."""
         tokens, known = None, self._known
-        if known.reads_fetched and not handed_out and self.run.tokens.reads and batch is not None:
+        # A fetch that is left out was one for a step.
+        is_used = (self._fetches.waits or self._repeats.at is not None) and batch is not None and not handed_out
+        if is_used and known.reads_fetched and self.run.tokens.reads:
             tokens = self.run.tokens.of(batch)
         if known.keeps_batches:
             self._repeats.spoil()

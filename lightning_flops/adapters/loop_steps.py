@@ -318,7 +318,7 @@ class LoopSteps(PhasedAdapter):
         tokens = reader.take()
         if tokens is not None and tokens.processed in {one[0] * one[1] for one in shapes if len(one) > 1}:
             return tokens
-        return reader.of(given) if self._known.on_host else None
+        return reader.of(given) if self._known.on_host and self._repeats.live else None
 
     def _apply_forward_end(self, raised: bool) -> None:
         """In an optimizer's closure, the loss is still a part of it."""

@@ -34,21 +34,21 @@ class Repeats:
         self.live = True  # what is applied happens now; otherwise it was left out when it happened
         self._events: list[Any] | None = []  # applied in the running step: how, the facts, what is called in its place
         self._known: list[Any] = []  # the same of the step before; empty: it is not to be repeated
-        self._at: int | None = None  # events of the running step that were left out; None: nothing is
+        self.at: int | None = None  # events of the running step that were left out; None: nothing is
         self._is_over = False  # the step ends with the event that is applied
         self._is_steady = False  # the running step has begun in the same state as the one before
         self._begun_in: Any = None  # this state, where it was asked for
 
     def hear(self, apply: Apply, *facts: Any) -> None:
         """An event has come: *apply* it, unless it came at this place in the step before."""
-        if self._at is not None:
-            known, known_facts, instead = self._known[self._at]
+        if self.at is not None:
+            known, known_facts, instead = self._known[self.at]
             if known is apply and known_facts == facts:
-                self._at += 1
+                self.at += 1
                 if instead is not None:
                     instead()
-                if self._at == len(self._known):
-                    self._at = None
+                if self.at == len(self._known):
+                    self.at = None
                     self._again()
                     self._begins()
                 return
@@ -63,7 +63,7 @@ class Repeats:
 
     def spoil(self) -> None:
         """Something happens, or will, that is no event: all are applied, and the running step is not repeated."""
-        if self._at is not None:
+        if self.at is not None:
             self._catch_up()
         self._events = None
 
@@ -74,7 +74,7 @@ class Repeats:
             self._events = None
 
     def _catch_up(self) -> None:
-        left_out, self._at = self._known[: self._at], None
+        left_out, self.at = self._known[: self.at], None
         self._events, self.live = left_out, False
         try:
             for apply, facts, _ in left_out:
@@ -93,4 +93,4 @@ class Repeats:
         self._begins()
 
     def _begins(self) -> None:
-        self._at = 0 if self._is_steady and self._may_skip() else None
+        self.at = 0 if self._is_steady and self._may_skip() else None

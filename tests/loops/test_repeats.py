@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -52,6 +53,7 @@ class Heard:
         self.sources: dict[str, Source] = {}
         self.tensors: dict[str, torch.Tensor] = {}
         self.open: list[str] = []
+        self.masks: Iterator[int] | None = None  # whether batches that a loader brings are tokens, or padding
         self.adapter.run.begin()
         for name in ("batch_done", "between_steps", "fetch_begins", "fetch_ends", "outside", "inside"):
             self._write_down(name)
@@ -73,7 +75,7 @@ class Heard:
             with torch.no_grad() if "-" in (event["fetch"] or event["call"] or "") else nullcontext():
                 self.models.train("e" not in (event["fetch"] or event["call"] or ""))
                 self._hear(event)
-            self.skipped += self.adapter._repeats._at not in (None, 0)
+            self.skipped += self.adapter._repeats.at not in (None, 0)
         return self
 
     def _hear(self, event: dict[str, Any]) -> None:
@@ -84,6 +86,8 @@ class Heard:
             shape = () if event["brought"] == "?" else (int(event["brought"].replace(".", "0")), 2)
             batch: Any = torch.ones(shape)
             batch = [batch] * int(event["parts"]) if event["parts"] else batch
+            if self.masks and shape:
+                batch = {"input_ids": batch.long(), "attention_mask": torch.ones(shape).long() * next(self.masks)}
             adapter.fetch_ends(None if event["brought"] == "." else batch)
         elif event["model"]:
             new = torch.ones(int(event["rows"]), 2)
@@ -180,6 +184,20 @@ def test_alike_events_whose_steps_have_other_rows_are_applied() -> None:
     rows = [said[2]["rows"] for said in skips.said if said[0] == "batch_done"]
     assert rows[:4] == [(12,), (12,), (12,), (16,)] and len(rows) == 9
     assert_same(skips, applies)
+
+
+def test_tokens_that_a_loader_brings_are_each_step_s_own() -> None:
+    """Where the model gets them on a device each batch is read when it was fetched; an evaluation's are no step's."""
+    loops = Heard("u", skips=True), Heard("u", skips=False)
+    masks = [1] * 9 + [0] + [1] * 9
+    for one in loops:
+        one.adapter._known.reads_fetched = one.adapter.run.tokens.reads = True
+        one.masks = iter(masks)
+        one.play("(F8 m8 b u)15 V8e- m8e- F8 m8 b u F8 m8 b u")
+    assert_same(*loops)
+    done = [said[1][0][2] for said in loops[0].said if said[0] == "batch_done"]
+    assert [one.real for one in done] == [16 * one for one in (*masks[:15], *masks[16:18])]
+    assert loops[0].skipped > 20
 
 
 def test_a_step_that_was_drawn_is_counted_from_its_first_forward_on(monkeypatch: pytest.MonkeyPatch) -> None:
