@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
+FlopPhase = Literal["forward", "backward", "recompute", "optimizer", "outside"]
 """The bucket a counted operator falls in; ``PhaseAmounts`` has one field for each."""
 
 BucketFlops = Mapping[tuple[str, str], int]
@@ -53,16 +53,17 @@ def marked_phase(mark: str) -> str | None:
 class PhaseAmounts:
     """What was counted, by phase."""
 
-    forward: int = 0  #: Every forward that runs inside a step.
+    forward: int = 0  #: Every forward that runs inside a step, and the loss.
     backward: int = 0  #: What autograd ran, without what it repeated of the forward.
     #: What the backward repeated of the forward: activation checkpointing, fused attention's score matrix.
     recompute: int = 0
     optimizer: int = 0  #: Everything inside optimizer steps.
+    outside: int = 0  #: What ran outside the model: in a callback, a metric, an augmentation of the batch.
 
     @property
     def total(self) -> int:
-        """All four phases added up."""
-        return self.forward + self.backward + self.recompute + self.optimizer
+        """All phases added up."""
+        return self.forward + self.backward + self.recompute + self.optimizer + self.outside
 
     def __add__(self, other: Self) -> Self:
         return type(self)(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
@@ -480,7 +481,7 @@ class UnprofiledFlops(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSums:
-    """FLOPs of all steps of a run. Model FLOPs are forward and backward, hardware FLOPs all four phases."""
+    """FLOPs of all steps of a run: model FLOPs, forward and backward; hardware FLOPs, also recompute and optimizer."""
 
     model_flops: int
     hardware_flops: int

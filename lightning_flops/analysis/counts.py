@@ -67,9 +67,9 @@ class FlopCounts:
         return {"_record": self.record, "_modules": self.modules}
 
     def __repr__(self) -> str:
-        """The four phases, and whether they are all."""
+        """The phases, and whether they are all."""
         total = self.total
-        parts = [f"{phase}={getattr(total, phase):,}" for phase in get_args(FlopPhase)]
+        parts = [f"{phase}={getattr(total, phase):,}" for phase in get_args(FlopPhase) if phase != "outside"]
         return f"<FlopCounts {', '.join(parts)}{', a lower bound' if self.is_lower_bound else ''}>"
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class FlopCounts:
 
     @property
     def skipped(self) -> int:
-        """FLOPs, among the four phases', that fused masked attention does not execute.
+        """FLOPs, among these, that fused masked attention does not execute.
 
         With ``causal_attention="half"`` it is negative where more is executed than the half that is counted.
         """
@@ -120,7 +120,7 @@ class FlopCounts:
 
     @property
     def hardware_flops(self) -> int:
-        """All four phases, the numerator of HFU."""
+        """Model FLOPs, recompute and optimizer, the numerator of HFU."""
         return self.total.total
 
     @property

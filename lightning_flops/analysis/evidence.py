@@ -167,7 +167,9 @@ def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Ev
         "tf32": of_dtype.get("tf32") if evidence.on_gpu else None,
         "float64": _product(of_dtype.get("float64"), evidence.compute_share),
         "misaligned": odd_share,
-        "recompute": _product(ratio(part=again, whole=sum(one.flops for one in cells)), evidence.compute_share),
+        "recompute": _product(
+            ratio(part=again, whole=sum(one.flops for one in cells if one.phase != "outside")), evidence.compute_share
+        ),
     }
     return replace(
         evidence,

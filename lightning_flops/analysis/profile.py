@@ -241,14 +241,14 @@ def _predicted(window: WindowRecord, timed: Sequence[StepRecord]) -> tuple[list[
 
 
 def _cells_of_a_step(window: WindowRecord, predicted: Sequence[BucketFlops]) -> tuple[OperatorCell, ...]:
-    """FLOPs of one step by phase and dtype: the mean of those *predicted*, or of the counted steps.
+    """FLOPs of one step by phase and dtype: the mean of those *predicted* of the model, or of the counted steps.
 
     Of each phase and dtype as large a part is skipped as in the counted steps.
     """
     found = []
     for key, cells in grouped(window.flops.cells, lambda cell: (cell.phase, cell.dtype)).items():
         counted, skipped = sum(cell.flops for cell in cells), sum(cell.skipped for cell in cells)
-        amounts = [one.get(key, 0) for one in predicted]
+        amounts = [one.get(key, 0) for one in predicted if key[0] != "outside"]
         flops = whole(sum(amounts) if amounts else counted, of=len(amounts) or max(1, len(window.counted_steps)))
         found.append(replace(cells[0], flops=flops, skipped=whole(flops * skipped, of=counted or 1)))
     return tuple(found)
@@ -267,7 +267,7 @@ def _flops_by_dtype(cells: Sequence[OperatorCell]) -> tuple[DtypeFlops, ...]:
         DtypeFlops(
             dtype=dtype,
             model=sum(cell.flops for cell in group if cell.phase in _OF_MODEL),
-            hardware=sum(cell.flops for cell in group),
+            hardware=sum(cell.flops for cell in group if cell.phase != "outside"),
             executed=sum(cell.flops - cell.skipped for cell in group),
             executed_model=sum(cell.flops - cell.skipped for cell in group if cell.phase in _OF_MODEL),
         )

@@ -114,7 +114,7 @@ def phases_section(profile: Profile) -> Section:
 
 _ROWS: dict[BudgetKey, str] = {
     "model": "model FLOPs at the peak (a typical step's MFU)",
-    "other_flops": "recomputed and optimizer's FLOPs at the peak",
+    "other_flops": "all other FLOPs at the peak",
     "compute": "matmul-like operators beyond these",
     "operators": "other operators",
     "communication": "communication that nothing hides",
@@ -128,7 +128,6 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     """What the time of a step went to; the rows add up to the step."""
     other_labels: dict[BudgetKey, tuple[object, str]] = {
         "model": (profile.flops.skipped, "model FLOPs that kernels execute, at the peak"),
-        "other_flops": (not profile.context.trains, "recomputed FLOPs at the peak"),
         # No trace divides what is in "compute".
         "compute": (budget.rows_ns["operators"] is None, "all phases beyond these"),
     }
@@ -320,7 +319,13 @@ def devices_of(ranks: RanksProfile) -> list[str]:
 
 
 # Short names of the phases that have FLOPs.
-PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optimizer": "optimizer"}
+PHASES = {
+    "forward": "fwd",
+    "backward": "bwd",
+    "recompute": "recomputed",
+    "optimizer": "optimizer",
+    "outside": "outside the model",
+}
 
 _FLOPS = {
     "forward": "fwd",
@@ -330,6 +335,7 @@ _FLOPS = {
     "optimizer": "optimizer",
     "model": "model FLOPs = fwd + bwd",
     "hardware": "hardware FLOPs = all of these phases",
+    "outside": "outside the model: callbacks, metrics, augmentation",
     "executed": "executed FLOPs: without masked attention",
 }
 

@@ -199,7 +199,7 @@ def _flops(profile: Profile) -> str:
     of_rank = "" if context.world_size == 1 else " on this rank"
     least = "At least " if profile.lower_bound else ""
     backward = f", backward {si(flops.backward)}" if profile.has_backward else ""
-    others = {"recomputed": flops.recompute, "optimizer": flops.optimizer}
+    others = {"recomputed": flops.recompute, "optimizer": flops.optimizer, "outside the model": flops.outside}
     beside = ", ".join(f"{name} {si(amount)}" for name, amount in others.items() if amount)
     addition = f"; in addition {beside}" if beside else ""
     full = profile.settings.causal_attention == "full"

@@ -33,7 +33,7 @@ class Advice:
 class StepFlops(PhaseFlops):
     """FLOPs of one global step on this rank; a multiply-add is two."""
 
-    skipped: int  #: Part of the four phases' FLOPs that fused masked attention does not execute.
+    skipped: int  #: Part of all these FLOPs that fused masked attention does not execute.
     #: (2 + recompute_fwd_factor) x forward in training: stands for backward and recompute together.
     backward_estimated: int
 
@@ -44,12 +44,12 @@ class StepFlops(PhaseFlops):
 
     @property
     def hardware(self) -> int:
-        """All four phases: model FLOPs, recompute and optimizer, the numerator of HFU."""
-        return self.total
+        """Model FLOPs, recompute and optimizer: the numerator of HFU."""
+        return self.total - self.outside
 
     @property
     def executed(self) -> int:
-        """All four phases - skipped: what the kernels execute."""
+        """All phases - skipped: what the kernels execute."""
         return self.total - self.skipped
 
 
@@ -76,8 +76,8 @@ class DtypeFlops:
 
     dtype: str  #: Effective dtype of the arithmetic, such as ``bfloat16`` or ``tf32``.
     model: int  #: Forward + backward.
-    hardware: int  #: All four phases.
-    executed: int  #: What the kernels execute of all four: masked attention that they skip is left out.
+    hardware: int  #: Model FLOPs, recompute and optimizer.
+    executed: int  #: What the kernels execute of all phases: masked attention that they skip is left out.
     executed_model: int  #: What the kernels execute of forward + backward.
 
 

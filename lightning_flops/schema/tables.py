@@ -249,7 +249,7 @@ class TracedStepFlops(Flops):
     wall_us: float  #: Wall time of the step, as in the table of step times.
     #: (forward + backward) ÷ (peak × wall time), each dtype with its own peak; None without a peak or a counted call.
     mfu: float | None
-    hfu: float | None  #: The same of all four phases.
+    hfu: float | None  #: The same of model FLOPs, recompute and optimizer.
     lower_bound: bool  #: Something in the step was not counted, so that all its figures are at least these.
 
 

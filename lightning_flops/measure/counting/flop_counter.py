@@ -216,6 +216,17 @@ class FlopCounter:
         state.push(Running(module, phase, undo, state.task()))
         return undo
 
+    def decide(self, *, is_forward: bool) -> None:
+        """Whether what ran in no module, backward or update since this was last said is a forward: a loss.
+
+        If not, it is one if a backward goes through it, and else, such as a callback's, outside the model.
+        """
+        self._totals.decide(is_forward=is_forward)
+
+    def settle(self) -> None:
+        """No backward will go through what has run."""
+        self._totals.settle(self._threads.ran)
+
     # ---- hooks. They run in the user's step: what they raise is noted for the report
 
     def _on_module_enter(self, module: nn.Module, args: Any) -> None:
@@ -334,7 +345,7 @@ _COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedStep:
-    """FLOPs of one step."""
+    """FLOPs of one step, without those outside the model, which its shapes say nothing of."""
 
     flops: BucketFlops
     by_phase: PhaseFlops
@@ -389,9 +400,12 @@ class PartCounter(Parts):
     def step_ends(self) -> CountedStep:
         """What was counted of the step that ends here."""
         self._look()
+        self.counter.settle()
+        self._look()
         self.flops = self.counter.record()
         self.phases = {name: dict(spent) for name, spent in self._spent.items()}
-        flops, self._before_step = self._seen - self._before_step, self._seen
+        new, self._before_step = self._seen - self._before_step, self._seen
+        flops = {key: number for key, number in new.items() if key[0] != "outside"}
         return CountedStep(
             flops=flops,
             by_phase=PhaseFlops.summed((phase, number) for (phase, _), number in flops.items()),
@@ -408,9 +422,10 @@ class PartCounter(Parts):
     def _look(self, outside: str = "other") -> None:
         """Whose work ran since the last look: a phase's, and perhaps of another part than the loop is in."""
         part = self._open[-1][0] if self._open else outside
+        self.counter.decide(is_forward=part == "forward" or bool(self._phase))
         before, self._seen = self._seen, self.counter.buckets()
         new = self._seen - before
         self._spent[phase_of(part, self._phase)].update(new)
-        ran = {"backward" if phase == "recompute" else phase for phase, _ in new}  # the parts whose time it takes
+        ran = {"backward" if phase == "recompute" else phase for phase, _ in new} - {"outside"}  # whose time it takes
         if ran - {part}:
             self.mixed.update(one for one in get_args(TimePhase) if one in ran | {part})

@@ -7,7 +7,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lightning_flops.measure.counting.formulas.contract import Entry
 from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES, lookup, makes_views
 from lightning_flops.measure.torch_private.needed import OpOverload, schema_of
-from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, UncountedOperator
+from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, OperatorCell, UncountedOperator
 from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
 
@@ -196,6 +196,11 @@ class Cell:
         self.bytes_written += written
         self.bytes_read += read
 
+    def add(self, other: Cell) -> None:
+        """Adds what *other* has."""
+        for name, amount in asdict(other).items():
+            setattr(self, name, getattr(self, name) + amount)
+
 
 def _storage(tensor: torch.Tensor) -> int:
     try:
@@ -218,11 +223,41 @@ class Totals:
         self._notes: dict[str, None] = {}
         self._failures: set[str] = set()
         self._cells: dict[tuple[str, FlopPhase, str, str], Cell] = {}
+        #: Forwards outside of modules by the autograd node that was made, operator and dtype; and those in no forward.
+        self._undecided: dict[tuple[int, str, str], Cell] = {}
+        self._outside: dict[tuple[int, str, str], Cell] = {}
+        self.made = -1  #: The autograd node that the call has made which is added next; -1: none.
         self._uncounted: dict[str, list[Any]] = {}  # by operator: calls, modules, whether any call may have had FLOPs
 
     def cell(self, module: str, phase: FlopPhase, operator: str, dtype: str = "") -> Cell:
         """A cell, made if there is none; *dtype* is that of the arithmetic, none where no FLOPs are counted."""
+        if module == OUTSIDE and phase == "forward":
+            return self._undecided.setdefault((self.made, operator, dtype), Cell())
         return self._cells.setdefault((module, phase, operator, dtype), Cell())
+
+    def decide(self, *, is_forward: bool) -> None:
+        """Whether what ran in no module, backward or update since this was last said is a forward."""
+        with self.lock:
+            for key, cell in self._undecided.items():
+                if is_forward:
+                    self._cells.setdefault((OUTSIDE, "forward", *key[1:]), Cell()).add(cell)
+                else:
+                    self._outside.setdefault(key, Cell()).add(cell)
+                    self._move(cell.flops, key[-1], "forward", "outside")
+            self._undecided.clear()
+
+    def settle(self, ran: Set[int]) -> None:
+        """Of what was in no forward, that is one which made a node that *ran* in a backward."""
+        with self.lock:
+            for (node, operator, dtype), cell in self._outside.items():
+                phase: FlopPhase = "forward" if node in ran else "outside"
+                self._cells.setdefault((OUTSIDE, phase, operator, dtype), Cell()).add(cell)
+                self._move(cell.flops, dtype, "outside", phase)
+            self._outside.clear()
+
+    def _move(self, flops: int, dtype: str, of: FlopPhase, to: FlopPhase) -> None:
+        self.flops[of, dtype] -= flops
+        self.flops[to, dtype] += flops
 
     def called(self, name: str, module: nn.Module) -> None:
         """*module* is called: if it has no others inside, something that is seen has to read its matrices.
@@ -275,8 +310,9 @@ class Totals:
             logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
 
     def record(self, more_notes: Iterable[str]) -> FlopRecord:
-        """All of it."""
+        """All of it; what ran outside of modules is forward, if no part of a step has decided it."""
         with self.lock:
+            self.decide(is_forward=True)
             unread = sorted((f"{kind}.forward", name) for name, (kind, _) in self.unread.items())
             silent = {one: [name for other, name in unread if other == one] for one, _ in unread}
             return FlopRecord(
