@@ -254,6 +254,11 @@ class RunContext(ParallelSizes):
         return "fit" if "lightning" in self.framework else "run"
 
     @property
+    def whose_loop(self) -> str:
+        """What runs around the parts of a step, for people."""
+        return "Lightning's own loop" if "lightning" in self.framework else "the loop itself"
+
+    @property
     def step_word(self) -> str:
         """What users call a step of this run."""
         return "step" if self.trains else "batch"

@@ -92,13 +92,17 @@ def without_times(text: str) -> str:
     return "\n".join(_masked(line) for line in _OF_A_MODULE.sub("", text).splitlines())
 
 
+#: What a report says in addition on a busy machine.
+_STARVED = re.compile(r"^STARVED\. For .*?starved\s+run\.(?:\s+Give\s+it\s.*?again\.)?\n", re.MULTILINE | re.DOTALL)
+
+
 def shown(printed: str, block: str) -> str:
     """Of what was *printed*, the parts that *block* shows: each begins and ends with a line as in the block.
 
     Raises:
         LookupError: nothing that was printed begins or ends as a part does.
     """
-    lines = printed.splitlines()
+    lines = _STARVED.sub("", printed).splitlines()
     masked = [_masked(line) for line in lines]
     end, parts = 0, []
     for part in block.split(LEFT_OUT):

@@ -32,8 +32,9 @@ _NO_FACTS = RunFacts()
 _DROPS = frozenset(("aten.bernoulli_", "aten.native_dropout"))
 # Operators of which a norm that is written out in Python has one.
 _DEVIATES = frozenset(("aten.rsqrt", "aten.sqrt", "aten.std", "aten.var", "aten.var_mean", "aten.linalg_vector_norm"))
-_SOFTMAX = frozenset(("aten._softmax", "aten._safe_softmax", "aten.exp"))
-_BY_KIND = ("dropout", "norm", "attention")  # rules on modules of a kind
+_SAFE_SOFTMAX = "aten._safe_softmax"  # that of scaled_dot_product_attention where it falls back on separate products
+_SOFTMAX = frozenset(("aten._softmax", _SAFE_SOFTMAX, "aten.exp"))
+_BY_KIND = ("dropout", "norm", "attention", "attention_dropout")  # rules on modules of a kind
 _BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
 _READS_NUMBER = "aten._local_scalar_dense"
 _MANY_CALLS, _SHORT_CALL_SEC = 16, 0.002  # a module that a batch calls so often, each time for less
@@ -56,6 +57,7 @@ class Evidence:
     step_sec: float | None = None
     batches: float = 1.0  #: Batches in a step.
     data_wait_sec: float | None = None  #: Wait for data in a step.
+    whose_loop: str = "the loop itself"  #: What runs between the parts of a step.
     fetch_sec: float = LEAST_FETCH_SEC  #: Of the wait for a batch, what is left whatever the dataset does.
     compute_share: float | None = None  #: Forward and backward.
     kernel_share: float | None = None  #: Kernels that compute.
@@ -139,6 +141,7 @@ def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: floa
     return Evidence(
         shares=shares,
         batches=batches,
+        whose_loop=context.whose_loop,
         fetch_sec=LEAST_FETCH_SEC if context.framework in ("torch", "deepspeed") else FRAMEWORK_FETCH_SEC,
         on_gpu=context.device_type == "cuda",
         runs_alone=context.device_type == "cpu" and context.world_size == 1 and facts.loader_workers == 0,
@@ -253,6 +256,8 @@ def _of_modules(
     doubles = {cell.module for cell in window.flops.cells if cell.dtype == "float64" and cell.flops}
     steps = max(1, len(window.counted_steps))
     kinds = {one.name: _kind_of(one, operators[one.name], steps) for one in window.modules if one.name in times}
+    if evidence.on_gpu:  # where dropout is no reason to fall back
+        kinds = {name: kind.removesuffix("_dropout") for name, kind in kinds.items()}
     by_rule = {
         **{rule: {name: own_sec[name] for name, kind in kinds.items() if kind == rule} for rule in _BY_KIND},
         "float64": {name: own_sec[name] for name in own_sec if name in doubles},
@@ -276,7 +281,9 @@ def _kind_of(module: ModuleRecord, ran: Mapping[str, int], steps: int) -> str:
         return "norm"
     # A softmax, or what one is written with, and two products of batches of matrices: scores, and what they weigh.
     products = sum(ran.get(one, 0) for one in _BATCHED_PRODUCTS)
-    return "attention" if products >= 2 * steps and not _SOFTMAX.isdisjoint(ran) else "none"
+    if products < 2 * steps or _SOFTMAX.isdisjoint(ran):
+        return "none"
+    return "attention_dropout" if _SAFE_SOFTMAX in ran and not _DROPS.isdisjoint(ran) else "attention"
 
 
 def _outermost(names: Iterable[str]) -> list[str]:

@@ -18,7 +18,6 @@ from lightning_flops.schema.step import LineProfile, LinesProfile, TimingProfile
 _MOST, _ALSO = 0.6, 0.3  # of the time of a line, or of the first of several
 _FIELDS = ("file", "line", "function", "hook", "in_module", "part")
 _PLACE = attrgetter(*_FIELDS)  # samples that have all of them in common are one row
-_CHARS = 60  # of a line's text in a sentence
 _LEAST_SAMPLES = 8  # of what is named as a cause; in fewer steps than twice as many, half of their number
 
 
@@ -78,8 +77,7 @@ class Cause:
         if not first.file:
             return first.hook
         also = ", ".join([str(row.line) for row in others if row.seconds > _ALSO * first.seconds][:3])
-        text = first.text if len(first.text) <= _CHARS else f"{first.text[: _CHARS - 1]}…"
-        return f"{first.where}{f' (also {also})' if also else ''}: `{text}`"
+        return f"{first.where}{f' (also {also})' if also else ''}: `{first.start}`"
 
 
 def causes(lines: LinesProfile | None, is_asked: Callable[[LineProfile], bool]) -> list[Cause]:
@@ -89,7 +87,7 @@ def causes(lines: LinesProfile | None, is_asked: Callable[[LineProfile], bool]) 
     """
     if lines is None:
         return []
-    rows_of = grouped((row for row in lines.rows if row.hook or not row.only_enters), _whose)
+    rows_of = grouped((row for row in lines.rows if row.is_cause), _whose)
     least, found = min(_LEAST_SAMPLES, max(1, lines.steps // 2)), []
     for rows in rows_of.values():
         asked, whole = [row for row in rows if is_asked(row)], _share(rows)

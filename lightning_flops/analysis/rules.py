@@ -208,6 +208,17 @@ RULES: tuple[Rule, ...] = (
         ceiling="the time of these modules without the modules inside them",
     ),
     Rule(
+        name="attention_dropout",
+        limit="attention",
+        threshold="more than {limit}, on a CPU",
+        fact="Attention takes {measured} of the step in separate products, as it has dropout: {modules}.",
+        remedy="Set the attention's dropout to 0: with it, scaled_dot_product_attention falls back on separate products "
+        "on a CPU; on a GPU it does not.",
+        unless="where the model overfits without it",
+        changes=True,
+        ceiling="the time of these modules without the modules inside them",
+    ),
+    Rule(
         name="rollout",
         measured=lambda one: one.phases[ROLLOUT].ratio if rate_of_rollout(one.phases) < _MOSTLY else None,
         threshold="more than {limit}, at less than half of the training's FLOP/s",

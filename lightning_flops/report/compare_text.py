@@ -77,6 +77,18 @@ def comparison_headline(comparison: Comparison) -> str:
     return f"{words}, {_by_noise(comparison)} ({CONFIDENCE:.0%}: {ends}, {by})."
 
 
+def _next_command(comparison: Comparison) -> str:
+    """What decides a comparison that one run a side leaves open; empty where nothing is open, or it cannot help."""
+    a, b, noise = comparison.a, comparison.b, comparison.step.noise_ns
+    is_open = comparison.kind == "profiles" and not (comparison.has_several_runs or comparison.is_told)
+    if noise is None or not is_open or a.starved or b.starved:
+        return ""
+    return (
+        "One run a side leaves it open: run each program again with another log_dir, A2 and B2, and compare "
+        f"lightning-flops compare {a.source} A2 -- {b.source} B2."
+    )
+
+
 def _by_noise(comparison: Comparison) -> str:
     """Whether noise explains the difference of the step, and what else may."""
     if not comparison.step.beyond_noise:
@@ -98,7 +110,11 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     ]
     alike = "Set up alike: device, ranks, batch, precision, versions, parameters and settings."
     items: list[Item] = [
-        *(comparison_headline(comparison), _set_up(settings), *_most_of_it(comparison)),
+        *(
+            sentences(comparison_headline(comparison), _next_command(comparison)),
+            _set_up(settings),
+            *_most_of_it(comparison),
+        ),
         *(f"{letter} was starved: {run.starved}" for letter, run in sides.items() if run.starved),
         *(f"{letter}: {run.source} ({run.about})" for letter, run in sides.items()),
         alike if of_profiles and not settings else "",

@@ -290,9 +290,14 @@ def without_advice(profile: Profile) -> str:
         return f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(word, FEW_STEPS)}."
     part = max(timing.parts, key=lambda one: one.typical_sec)
     rows = () if profile.lines is None else [row for row in profile.lines.rows if row.part == part.name and row.file]
-    lines = "".join(f", most of it at {row.where}: {row.text[:60]}" for row in rows[:1])
     share = percent(part.typical_sec / timing.global_step.typical_sec)
-    return f"No rule names a cause: {part.name} takes {share} of a step{lines}."
+    says = f"No rule names a cause: {part.name} takes {share} of a step"
+    if rows and rows[0].is_cause:
+        return f"{says}, most of it at {rows[0].where}: {rows[0].start}{'' if rows[0].start.endswith('…') else '.'}"
+    entering = sum(row.share or 0.0 for row in rows)
+    return (
+        f"{says}, {percent(entering)} in {profile.context.whose_loop}." if rows and part.name == "other" else f"{says}."
+    )
 
 
 def notes_sections(notes: Sequence[str], *, most: int | None = None) -> list[Section]:

@@ -22,6 +22,7 @@ from lightning_flops.report.predicted_document import (
     run_section,
 )
 from lightning_flops.report.profile_document import (
+    STARVED,
     advice_section,
     devices_of,
     flops_section,
@@ -74,7 +75,8 @@ def _said(profile: Profile) -> tuple[list[str], list[str]]:
     """What stands above the bar of the step's parts, and what stands below; empty: there is nothing to say."""
     first = [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]]
     first = first or [profile.unexplained or without_advice(profile)]
-    above = [_what(profile), _step(profile), *(first if profile.timing else ()), _utilization(profile)]
+    starved = profile.starved and f"{STARVED} {profile.starved.partition('. ')[0]}."
+    above = [_what(profile), _step(profile), starved, *(first if profile.timing else ()), _utilization(profile)]
     return above, [_phases(profile), _stalls(profile), _flops(profile)]
 
 

@@ -168,6 +168,9 @@ class Stalls:
     part: str  #: Name of the part with most of that.
 
 
+_CHARS = 60  # of a line's text in a sentence
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineProfile(Line):
     """One line of the user's program in one part of the step, by samples of the host's time."""
@@ -180,9 +183,19 @@ class LineProfile(Line):
     @property
     def where(self) -> str:
         """Hook, function, file and number for people."""
-        name = os.path.basename(self.file)
-        hook = "" if self.hook == self.function else self.hook
-        return " ".join(filter(None, (hook, self.function, f"{name}:{self.line}" if name else "")))
+        name, function = os.path.basename(self.file), self.function.replace("<module>", "")
+        hook = "" if self.hook == function else self.hook
+        return " ".join(filter(None, (hook, function, f"{name}:{self.line}" if name else "")))
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether it can be why its part takes long: a callback's work, or what does more than enter the framework."""
+        return bool(self.hook) or not self.only_enters
+
+    @property
+    def start(self) -> str:
+        """The first characters of what stands there."""
+        return self.text if len(self.text) <= _CHARS else f"{self.text[: _CHARS - 1]}…"
 
     @property
     def link(self) -> str:

@@ -246,7 +246,8 @@ class FlopCounter:
         if self._looks is not None and is_outermost and not torch.is_grad_enabled():
             self._looks(module)
         if name is None:  # a loss function, or another model
-            if caller.phase == "optimizer":  # a closure is running
+            # A closure is running; or the other model is trained, too.
+            if caller.phase == "optimizer" or (caller.owner is None and torch.is_grad_enabled()):
                 state.push(Running(OUTSIDE, "forward", module, task))
             return
         # A wrapper and the module in it have one name, and count as one call.

@@ -172,7 +172,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if operator.moves_nothing:
             return
         with self._totals.lock:
-            self._totals.made = _node_made(args) if module == OUTSIDE else -1
+            self._totals.made = _node_made(state, args)
             if operator.entry.kind == "free" or state.stands_for(module, phase):
                 cell = self._totals.cell(module, phase, operator.name)
             else:
@@ -312,7 +312,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if phase == "backward" and calls and not is_split and (current_node() is None or is_compiled(current_node())):
             self._note_unread(module)
         with self._totals.lock:
-            self._totals.made = _node_made(())
+            self._totals.made = _node_made(state, ())
             self._totals.unread.pop(module, None)
             for operator, cost, moved, repeats in calls:
                 its: FlopPhase = "recompute" if repeats and phase == "backward" else phase
@@ -368,7 +368,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         elif is_pushed(self) and not state.stands_for(module, phase):
             *call_of, owner = call
             with self._totals.lock:
-                self._totals.made = _node_made(call_of[:2])
+                self._totals.made = _node_made(state, call_of[:2])
                 self._count(state, module, phase, Operator(None, entry), *call_of).calls += 1
             if owner is not None and entry.name not in self._failing:
                 self._watch_backward(state, entry, start, module, owner, *call_of)
@@ -406,8 +406,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         state.stand_for(start, module)
 
 
-def _node_made(args: Any) -> int:
-    """The number of the autograd node that a call with *args* has made; -1 if it made none."""
+def _node_made(state: ThreadState, args: Any) -> int | None:
+    """The number of the autograd node that a call with *args* has made, -1 if it made none; None inside of a module."""
+    if state.stack[-1].owner is not None:
+        return None
     makes = is_grad_enabled() and any(one.requires_grad for one in tensors_in(args))
     return sequence_number() - 1 if makes or function_in_forward() is not None else -1
 

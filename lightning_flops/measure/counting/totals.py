@@ -223,15 +223,15 @@ class Totals:
         self._notes: dict[str, None] = {}
         self._failures: set[str] = set()
         self._cells: dict[tuple[str, FlopPhase, str, str], Cell] = {}
-        #: Forwards outside of modules by the autograd node that was made, operator and dtype; and those in no forward.
+        #: What runs in no module, by the autograd node that is made, operator and dtype; then what of it is no forward.
         self._undecided: dict[tuple[int, str, str], Cell] = {}
         self._outside: dict[tuple[int, str, str], Cell] = {}
-        self.made = -1  #: The autograd node that the call has made which is added next; -1: none.
+        self.made: int | None = None  #: The node that the call has made which is added next; None: it is in a module.
         self._uncounted: dict[str, list[Any]] = {}  # by operator: calls, modules, whether any call may have had FLOPs
 
     def cell(self, module: str, phase: FlopPhase, operator: str, dtype: str = "") -> Cell:
         """A cell, made if there is none; *dtype* is that of the arithmetic, none where no FLOPs are counted."""
-        if module == OUTSIDE and phase == "forward":
+        if module == OUTSIDE and phase == "forward" and self.made is not None:
             return self._undecided.setdefault((self.made, operator, dtype), Cell())
         return self._cells.setdefault((module, phase, operator, dtype), Cell())
 
