@@ -212,7 +212,7 @@ RULES: tuple[Rule, ...] = (
         limit="attention",
         threshold="more than {limit}, on a CPU",
         fact="Attention takes {measured} of the step in separate products, as it has dropout: {modules}.",
-        remedy="Set the attention's dropout to 0: with it, scaled_dot_product_attention falls back on separate products "
+        remedy="Set the attention's dropout to 0: with it scaled_dot_product_attention falls back on separate products "
         "on a CPU; on a GPU it does not.",
         unless="where the model overfits without it",
         changes=True,

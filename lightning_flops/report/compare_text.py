@@ -84,8 +84,8 @@ def _next_command(comparison: Comparison) -> str:
     if noise is None or not is_open or a.starved or b.starved:
         return ""
     return (
-        "One run a side leaves it open: run each program again with another log_dir, A2 and B2, and compare "
-        f"lightning-flops compare {a.source} A2 -- {b.source} B2."
+        "One run a side leaves it open: run each program again, with log_dir A2 and B2; "
+        f"`lightning-flops compare {a.source} A2 -- {b.source} B2` decides."
     )
 
 

@@ -107,6 +107,7 @@ LIMITS: list[tuple[str, float, Callable[[float], dict[str, Any]]]] = [
             ("calls", 0.10),
             ("unused_forward", 0.05),
             ("attention", 0.10),
+            ("attention_dropout", 0.10),
             ("recompute", 0.10),
             ("other_operators", 0.25),
             ("float64", 0.05),
@@ -676,6 +677,21 @@ def test_attention_is_written_out_where_a_softmax_is_between_two_products(
     cells = tuple(cell("attn", "forward", 1, operator=f"aten.{one}") for one in operators)
     evidence = of_modules(cells, calls={"attn": 1}, times={"attn": 5.0}, unused={})
     assert evidence.shares.get("attention") == (pytest.approx(0.25) if found else None)
+
+
+@pytest.mark.parametrize(
+    ("softmax", "drops", "rule"),
+    [
+        ("_safe_softmax", "bernoulli_", "attention_dropout"),  # scaled_dot_product_attention on a CPU
+        ("_safe_softmax", "mul", "attention"),
+        ("_softmax", "bernoulli_", "attention"),  # written out by hand
+    ],
+)
+def test_attention_that_falls_back_for_its_dropout_has_a_remedy_of_its_own(softmax: str, drops: str, rule: str) -> None:
+    operators = ("bmm", softmax, drops, "bmm")
+    cells = tuple(cell("attn", "forward", 1, operator=f"aten.{one}") for one in operators)
+    found = of_modules(cells, calls={"attn": 1}, times={"attn": 5.0}, unused={}).shares
+    assert {one for one in ("attention", "attention_dropout") if found.get(one)} == {rule}
 
 
 def test_what_a_loop_of_lines_saves_has_the_backward_of_what_it_made() -> None:

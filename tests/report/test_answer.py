@@ -10,9 +10,9 @@ import pytest
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import ModuleRecord
-from lightning_flops.report.profile_document import top_modules
-from lightning_flops.report.text import figures, render_text, summary_lines
-from lightning_flops.schema.step import Advice
+from lightning_flops.report.profile_document import top_modules, without_advice
+from lightning_flops.report.text import figures, render_text, summary, summary_lines
+from lightning_flops.schema.step import Advice, LineProfile, LinesProfile
 from tests.golden_files import golden
 from tests.report import windows
 from tests.report.test_ranks_text import CASES as JOBS
@@ -47,6 +47,34 @@ def test_the_short_report_opens_with_the_answer_and_fits_a_screen_of_60_lines_an
     assert detailed.index("samples/s") < detailed.index("samples/second")
     rate = profile.job_rates.samples_per_sec
     assert rate is None or f"{rate:,.2f}".rstrip("0").rstrip(".") + " samples/s" in text.split("\n-", 1)[0]
+
+
+def test_a_starved_run_says_so_above_what_to_try() -> None:
+    warning = "For 30.0% of the timed steps' time this process waited: all times are those of a starved run."
+    profile = replace(PROFILES["cpu"], starved=f"{warning} Give it cores of its own, and profile again.")
+    lines = summary(profile)
+    assert lines[2] == f"STARVED. {warning}"
+    assert lines[3:] == summary(PROFILES["cpu"])[2:]
+    assert "starved of processors" in figures(profile)
+
+
+@pytest.mark.parametrize(("framework", "whose"), [("lightning.pytorch", "Lightning's own loop"), ("torch", "the loop")])
+def test_a_line_that_enters_the_framework_is_no_cause(framework: str, whose: str) -> None:
+    profile = PROFILES["no_trace"]
+    assert profile.timing is not None
+    slow = [replace(one, typical_sec=1.0) if one.name == "other" else one for one in profile.timing.parts]
+    row = LineProfile(
+        file="train.py", line=9, function="<module>", text="trainer.fit(" + 70 * "x", hook="", in_module=False,
+        part="other", seconds=1.0, share=0.4, samples=9, only_enters=True,
+    )  # fmt: skip
+    words = []
+    for one in (row, replace(row, only_enters=False)):
+        lines = LinesProfile(steps=9, rows=(one,))
+        timing = replace(profile.timing, parts=tuple(slow))
+        found = replace(profile, timing=timing, lines=lines, context=replace(profile.context, framework=framework))
+        words.append(without_advice(found))
+    assert f", 40.0% in {whose}" in words[0] and "train.py" not in words[0]
+    assert words[1].endswith(f", most of it at train.py:9: trainer.fit({47 * 'x'}…")
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
