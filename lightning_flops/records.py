@@ -55,8 +55,7 @@ class PhaseAmounts:
 
     forward: int = 0  #: Every forward that runs inside a step, and the loss.
     backward: int = 0  #: What autograd ran, without what it repeated of the forward.
-    #: What the backward repeated of the forward: activation checkpointing, fused attention's score matrix.
-    recompute: int = 0
+    recompute: int = 0  #: What the backward repeated of the forward: checkpoints, fused attention's score matrix.
     optimizer: int = 0  #: Everything inside optimizer steps.
     outside: int = 0  #: What ran outside the model: in a callback, a metric, an augmentation of the batch.
 
@@ -249,9 +248,8 @@ class RunContext(ParallelSizes):
     @property
     def run_word(self) -> str:
         """What the framework's users call the run that steps are numbered in."""
-        if not self.trains:
-            return f"{self.loop} loop"
-        return "fit" if "lightning" in self.framework else "run"
+        word = "fit" if "lightning" in self.framework else "run"
+        return word if self.trains else f"{self.loop} loop"
 
     @property
     def whose_loop(self) -> str:

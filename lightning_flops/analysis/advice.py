@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from lightning_flops.analysis.evidence import DATA_WAIT, Evidence
-from lightning_flops.analysis.rules import RULES, of_optimizer
+from lightning_flops.analysis.evidence import DATA_WAIT, Evidence, of_optimizer
+from lightning_flops.analysis.rules import RULES
 from lightning_flops.schema.step import Advice
 from lightning_flops.units import percent
 

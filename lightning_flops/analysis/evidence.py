@@ -396,6 +396,20 @@ def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
     return replace(evidence, shares={**evidence.shares, **found}, kernel_share=kernel_share)
 
 
+def of_optimizer(evidence: Evidence) -> Mapping[str, str]:
+    """Which optimizers have arguments that make them faster, and which."""
+    single = [one for one in evidence.facts.optimizers or () if one.faster_with]
+    ways = [way for way in (single[0].faster_with if single else ()) if all(way in one.faster_with for one in single)]
+    how = (
+        "each group of tensors in several kernels"
+        if any(one.updates == "foreach" for one in single)
+        else "one tensor at a time"
+    )
+    names = [*dict.fromkeys(one.type_name for one in single)]
+    does = f"updates {how} and takes" if len(names) == 1 else f"update {how} and take"
+    return {"names": " and ".join(names), "ways": ", or with ".join(ways), "does": does}
+
+
 LEAST_WAIT_SEC = 0.001  # a worker process hands a batch over in about a millisecond: no shorter wait is saved by one
 
 

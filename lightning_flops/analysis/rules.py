@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from lightning_flops.analysis.evidence import Evidence, kept_up_with, share_of_wait, words_of_loader
+from lightning_flops.analysis.evidence import Evidence, kept_up_with, of_optimizer, share_of_wait, words_of_loader
 from lightning_flops.analysis.names import pattern_of, straggler_action, straggler_evidence
 from lightning_flops.analysis.phases import rate, rate_of_rollout, scoring_gain
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
@@ -134,20 +134,6 @@ def _some(names: Sequence[str]) -> str:
     words = [f"{len(of)} x {pattern}" if of[1:] else of[0] or "the root" for pattern, of in alike.items()]
     more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
     return f"{', '.join(words[:_NAMED])}{more}"
-
-
-def of_optimizer(evidence: Evidence) -> Mapping[str, str]:
-    """Which optimizers have arguments that make them faster, and which."""
-    single = [one for one in evidence.facts.optimizers or () if one.faster_with]
-    ways = [way for way in (single[0].faster_with if single else ()) if all(way in one.faster_with for one in single)]
-    how = (
-        "each group of tensors in several kernels"
-        if any(one.updates == "foreach" for one in single)
-        else "one tensor at a time"
-    )
-    names = [*dict.fromkeys(one.type_name for one in single)]
-    does = f"updates {how} and takes" if len(names) == 1 else f"update {how} and take"
-    return {"names": " and ".join(names), "ways": ", or with ".join(ways), "does": does}
 
 
 def _of_waiting(evidence: Evidence) -> Mapping[str, str]:

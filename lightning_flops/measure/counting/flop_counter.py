@@ -221,6 +221,7 @@ class FlopCounter:
 
         If not, it is one if a backward goes through it, and else, such as a callback's, outside the model.
         """
+        self._totals.divides = True
         self._totals.decide(is_forward=is_forward)
 
     def settle(self) -> None:
@@ -247,7 +248,9 @@ class FlopCounter:
             self._looks(module)
         if name is None:  # a loss function, or another model
             # A closure is running; or the other model is trained, too.
-            if caller.phase == "optimizer" or (caller.owner is None and torch.is_grad_enabled()):
+            if caller.phase == "optimizer" or (
+                caller.owner is None and torch.is_grad_enabled() and task == NO_GRAPH_TASK
+            ):
                 state.push(Running(OUTSIDE, "forward", module, task))
             return
         # A wrapper and the module in it have one name, and count as one call.
@@ -362,6 +365,7 @@ class PartCounter(Parts):
         super().__init__()
         self._memory = memory
         self.counter = counter  # counts what runs inside of it
+        counter.decide(is_forward=True)  # from here on it is asked
         self._open: list[tuple[str, Undo]] = []
         self._phase = ""
         self._seen = self._before_step = Counter[tuple[str, str]]()  # counted until the last look, and the last step

@@ -172,7 +172,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if operator.moves_nothing:
             return
         with self._totals.lock:
-            self._totals.made = _node_made(state, args)
+            self._totals.made = self._node_made(state, args)
             if operator.entry.kind == "free" or state.stands_for(module, phase):
                 cell = self._totals.cell(module, phase, operator.name)
             else:
@@ -212,6 +212,13 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if not is_grad_enabled() and phase in _FORWARDS and function_in_forward() is not None:
             self.forward_products.add(operands(operator.name, args))
         return self._spend(module, phase, operator, cost)
+
+    def _node_made(self, state: ThreadState, args: Any) -> int | None:
+        """The number of the autograd node that a call with *args* has made, -1 if none; None where it is not asked."""
+        if state.stack[-1].owner is not None or not self._totals.divides:
+            return None
+        makes = is_grad_enabled() and any(one.requires_grad for one in tensors_in(args))
+        return sequence_number() - 1 if makes or function_in_forward() is not None else -1
 
     def _cost(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, on_cuda: bool) -> Cost:
         """What a call costs by the operator's formula, which may raise anything."""
@@ -312,7 +319,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if phase == "backward" and calls and not is_split and (current_node() is None or is_compiled(current_node())):
             self._note_unread(module)
         with self._totals.lock:
-            self._totals.made = _node_made(state, ())
+            self._totals.made = self._node_made(state, ())
             self._totals.unread.pop(module, None)
             for operator, cost, moved, repeats in calls:
                 its: FlopPhase = "recompute" if repeats and phase == "backward" else phase
@@ -368,7 +375,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         elif is_pushed(self) and not state.stands_for(module, phase):
             *call_of, owner = call
             with self._totals.lock:
-                self._totals.made = _node_made(state, call_of[:2])
+                self._totals.made = self._node_made(state, call_of[:2])
                 self._count(state, module, phase, Operator(None, entry), *call_of).calls += 1
             if owner is not None and entry.name not in self._failing:
                 self._watch_backward(state, entry, start, module, owner, *call_of)
@@ -404,14 +411,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         for node in made:
             node.register_prehook(partial(guarded, partial(self._totals.failed, "the backward of a module"), begins))
         state.stand_for(start, module)
-
-
-def _node_made(state: ThreadState, args: Any) -> int | None:
-    """The number of the autograd node that a call with *args* has made, -1 if it made none; None inside of a module."""
-    if state.stack[-1].owner is not None:
-        return None
-    makes = is_grad_enabled() and any(one.requires_grad for one in tensors_in(args))
-    return sequence_number() - 1 if makes or function_in_forward() is not None else -1
 
 
 def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int]:

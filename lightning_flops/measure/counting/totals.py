@@ -226,6 +226,7 @@ class Totals:
         #: What runs in no module, by the autograd node that is made, operator and dtype; then what of it is no forward.
         self._undecided: dict[tuple[int, str, str], Cell] = {}
         self._outside: dict[tuple[int, str, str], Cell] = {}
+        self.divides = False  #: Whether it is asked what of that is a forward.
         self.made: int | None = None  #: The node that the call has made which is added next; None: it is in a module.
         self._uncounted: dict[str, list[Any]] = {}  # by operator: calls, modules, whether any call may have had FLOPs
 
@@ -310,9 +311,8 @@ class Totals:
             logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
 
     def record(self, more_notes: Iterable[str]) -> FlopRecord:
-        """All of it; what ran outside of modules is forward, if no part of a step has decided it."""
+        """All of it."""
         with self.lock:
-            self.decide(is_forward=True)
             unread = sorted((f"{kind}.forward", name) for name, (kind, _) in self.unread.items())
             silent = {one: [name for other, name in unread if other == one] for one, _ in unread}
             return FlopRecord(
