@@ -311,8 +311,9 @@ class Totals:
             logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
 
     def record(self, more_notes: Iterable[str]) -> FlopRecord:
-        """All of it."""
+        """All of it; what ran in no module, and no part of a step has ended since, is forward."""
         with self.lock:
+            self.decide(is_forward=True)
             unread = sorted((f"{kind}.forward", name) for name, (kind, _) in self.unread.items())
             silent = {one: [name for other, name in unread if other == one] for one, _ in unread}
             return FlopRecord(
