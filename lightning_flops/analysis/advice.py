@@ -37,7 +37,7 @@ def unexplained_words(evidence: Evidence, thresholds: Mapping[str, float]) -> st
     if found.get(part, 0.0) <= thresholds["part"]:
         return ""
     rows, says = evidence.rows.get(part, ()), f"{part} takes {percent(found[part])} of the step"
-    own = [f"{row.where} ({percent(row.share)})" for row in rows if row.is_cause]
+    own = [f"{row.where} ({percent(row.share)})" for row in rows if not row.only_enters]
     if rows and not own:
         return f"{says}, in {evidence.whose_loop}: no line of yours was seen in it."
     return f"{says}, and no rule says why{': ' if own else ''}{', '.join(own[:_NAMED])}."

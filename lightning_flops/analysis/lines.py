@@ -87,7 +87,7 @@ def causes(lines: LinesProfile | None, is_asked: Callable[[LineProfile], bool]) 
     """
     if lines is None:
         return []
-    rows_of = grouped((row for row in lines.rows if row.is_cause), _whose)
+    rows_of = grouped((row for row in lines.rows if row.hook or not row.only_enters), _whose)
     least, found = min(_LEAST_SAMPLES, max(1, lines.steps // 2)), []
     for rows in rows_of.values():
         asked, whole = [row for row in rows if is_asked(row)], _share(rows)

@@ -292,7 +292,7 @@ def without_advice(profile: Profile) -> str:
     rows = () if profile.lines is None else [row for row in profile.lines.rows if row.part == part.name and row.file]
     share = percent(part.typical_sec / timing.global_step.typical_sec)
     says = f"No rule names a cause: {part.name} takes {share} of a step"
-    if rows and rows[0].is_cause:
+    if rows and not rows[0].only_enters:
         return f"{says}, most of it at {rows[0].where}: {rows[0].start}{'' if rows[0].start.endswith('…') else '.'}"
     entering = sum(row.share or 0.0 for row in rows)
     return (

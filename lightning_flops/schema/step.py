@@ -188,11 +188,6 @@ class LineProfile(Line):
         return " ".join(filter(None, (hook, function, f"{name}:{self.line}" if name else "")))
 
     @property
-    def is_cause(self) -> bool:
-        """Whether it can be why its part takes long: a callback's work, or what does more than enter the framework."""
-        return bool(self.hook) or not self.only_enters
-
-    @property
     def start(self) -> str:
         """The first characters of what stands there."""
         return self.text if len(self.text) <= _CHARS else f"{self.text[: _CHARS - 1]}…"
