@@ -60,7 +60,7 @@ def print_whole(text: str) -> None:
 
 
 def print_report(report: Any, options: argparse.Namespace, **how: Any) -> None:
-    """Print *report* as JSON or, *how* ``render_text`` may be told, as text that fits the terminal."""
+    """Print *report* as JSON, or as text that fits the terminal; *how* as for ``render_text``."""
     from lightning_flops.report.text import render_text
 
     print_whole(report.to_json() if options.json else render_text(report, width=terminal_width(), **how))
