@@ -96,11 +96,6 @@ def _of_memory(evidence: Evidence) -> Mapping[str, str]:
     return {"room": f" (memory for a batch of {plain(fits.size)} instead of {plain(size)})" if room and fits else ""}
 
 
-def _recompute(evidence: Evidence) -> float | None:
-    """Its share of the step; None where the peak is above nine tenths of the memory."""
-    return None if _free_share(evidence.tensors) <= _LEAST_FREE else evidence.shares.get("recompute")
-
-
 def _free_share(tensors: MemoryReport | None) -> float:
     """What no tensor takes of the memory at the peak; 1 where that is not known."""
     known = tensors is not None and tensors.available_bytes
@@ -141,11 +136,6 @@ def _of_waiting(evidence: Evidence) -> Mapping[str, str]:
         return {"waits": "with any wait for other ranks, which is not known"}
     known = " as far as it is known" if evidence.shares.get("unmatched") else ""
     return {"waits": f"the wait for other ranks left out{known}"}
-
-
-def _of_straggler(evidence: Evidence) -> Mapping[str, str]:
-    one = evidence.straggler
-    return {} if one is None else {"who": straggler_evidence(one), "look": straggler_action(one)}
 
 
 RULES: tuple[Rule, ...] = (
@@ -231,7 +221,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="recompute",
-        measured=_recompute,
+        measured=lambda one: one.shares.get("recompute") if _free_share(one.tensors) > _LEAST_FREE else None,
         threshold="more than {limit}, with more than a tenth of the memory free as far as that is known",
         words=_words_of_free,
         fact="Repeating forwards for the backward (activation checkpointing) takes {measured} of the step, by FLOPs.",
@@ -369,7 +359,9 @@ RULES: tuple[Rule, ...] = (
         name="straggler",
         measured=lambda one: None if one.straggler is None else math.inf,
         threshold="more than {limit} of the other ranks' own time, and longer by more than straggler_sec",
-        words=_of_straggler,
+        words=lambda one: (
+            {"who": straggler_evidence(one.straggler), "look": straggler_action(one.straggler)} if one.straggler else {}
+        ),
         fact="{who}",
         remedy="{look}",
         unless="where that rank does what the others do not, such as saving a checkpoint in each step",

@@ -173,7 +173,8 @@ def _most_of_it(comparison: Comparison) -> Iterator[str]:
         found = (sentences(_name(one), _signed(one.difference_ns), _why(one)) for one in named)
         yield f"{of}: {', '.join(found)}."
     others = sorted((one for one in comparison.modules if one.other_counts), key=lambda one: -abs(one.work_ns))
-    if counts := [_counts_of(one) for one in others if one not in named]:
+    names = [(_name(one), f" ({_counts(one)})" if one.a and one.b else "") for one in others if one not in named]
+    if counts := ["".join(words) for words in names]:
         yield f"Other counts, whatever the times are: {some_of(counts, most=_CAUSES_NAMED)}."
 
 
@@ -256,10 +257,6 @@ def _counts(one: ModuleDifference) -> str:
     found = [kind for kind, (more, _) in amounts.items() if more]
     more, unit = amounts[max(found, key=lambda kind: abs(one.causes.get(kind, 0)), default="flops")]
     return f"{'+' if more > 0 else ''}{si(more, unit)}" if more else ""
-
-
-def _counts_of(one: ModuleDifference) -> str:
-    return f"{_name(one)} ({_counts(one)})" if one.a and one.b else _name(one)
 
 
 def _name(row: TimeDifference) -> str:

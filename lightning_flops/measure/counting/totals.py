@@ -244,7 +244,8 @@ class Totals:
                     self._cells.setdefault((OUTSIDE, "forward", *key[1:]), Cell()).add(cell)
                 else:
                     self._outside.setdefault(key, Cell()).add(cell)
-                    self._move(cell.flops, key[-1], "forward", "outside")
+                    self.flops["forward", key[-1]] -= cell.flops
+                    self.flops["outside", key[-1]] += cell.flops
             self._undecided.clear()
 
     def settle(self, ran: Set[int]) -> None:
@@ -253,12 +254,9 @@ class Totals:
             for (node, operator, dtype), cell in self._outside.items():
                 phase: FlopPhase = "forward" if node in ran else "outside"
                 self._cells.setdefault((OUTSIDE, phase, operator, dtype), Cell()).add(cell)
-                self._move(cell.flops, dtype, "outside", phase)
+                self.flops["outside", dtype] -= cell.flops
+                self.flops[phase, dtype] += cell.flops
             self._outside.clear()
-
-    def _move(self, flops: int, dtype: str, of: FlopPhase, to: FlopPhase) -> None:
-        self.flops[of, dtype] -= flops
-        self.flops[to, dtype] += flops
 
     def called(self, name: str, module: nn.Module) -> None:
         """*module* is called: if it has no others inside, something that is seen has to read its matrices.
