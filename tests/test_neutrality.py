@@ -13,7 +13,7 @@ import torch._dynamo  # adds to the warning filters when it is first imported, w
 from torch import Tensor, nn
 
 from lightning_flops.measure.counting.mode import CountingMode
-from lightning_flops.measure.torch_private import before_2_9
+from lightning_flops.measure.torch_private import needed
 from lightning_flops.measure.torch_private.needed import take
 from lightning_flops.pytorch import count_flops
 from tests.left_on_torch import torch_state_and_warnings
@@ -199,7 +199,7 @@ def test_compiled_code_runs_compiled_after_counting() -> None:
 
 
 def test_before_torch_2_9_compiled_code_runs_as_its_python_in_the_counted_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(before_2_9, "IS_HERE", True)
+    monkeypatch.setattr(needed, "IS_BEFORE_2_9", True)
     torch._dynamo.reset()
     compilations: list[int] = []
     model: Any = torch.compile(small_model(), backend=eager_backend_counting_compilations(compilations))

@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.counting.flop_counter import CausalAttention
+from lightning_flops.measure.counting.formulas.contract import bytes_of
 from lightning_flops.measure.counting.offline import Fakes, VariedBatch, called
-from lightning_flops.measure.counting.totals import bytes_of
 from lightning_flops.measure.fake_steps import loss_in, two_steps
 from lightning_flops.measure.memory import TensorLives
 from lightning_flops.measure.module_scope import describe_modules, require_module
@@ -26,8 +26,6 @@ from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.torch_private.needed import (
     DispatchMode,
     new_fake_mode,
-    push,
-    remove,
     tree_map_only,
     unwraps_subclass,
 )
@@ -75,10 +73,7 @@ class Collectives(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> None:
         self.sizes.clear()
-        push(self)
-
-    def __exit__(self, *exc: object) -> None:
-        remove(self)
+        super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(unwraps_subclass, types)):

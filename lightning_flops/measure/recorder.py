@@ -271,7 +271,7 @@ class Recorder:
                 self._tracer.batch_begins(self._steps_done)
             yield
         if self.closed and counter is not None:
-            counter.counter.sweep()
+            counter.counter.__exit__()
         self._step_is_over()
 
     def phase(self, name: str, *rollouts: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Whose the running work is: its module and its phase, on one thread.
+"""Whose the running work is, its module and its phase on one thread; and the sums of all of it.
 
 Autograd numbers the nodes that a thread makes. The numbers at which modules begin and end say which module made a node,
 and so whose its backward is. A backward runs with grad disabled; what runs in it with grad enabled repeats a forward.
@@ -6,15 +6,19 @@ and so whose its backward is. A backward runs with grad disabled; what runs in i
 
 from __future__ import annotations
 
+import logging
 import threading
+import weakref
 from bisect import bisect_left, bisect_right
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
-from itertools import chain
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Set
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
-from torch import is_grad_enabled
+import torch
+from torch import Tensor, is_grad_enabled, nn
 
 from lightning_flops.measure.torch_private.needed import (
     ACCUMULATES_GRADIENT,
@@ -24,29 +28,30 @@ from lightning_flops.measure.torch_private.needed import (
     node_sequence,
     sequence_number,
 )
-from lightning_flops.records import OUTSIDE, FlopPhase
+from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, OperatorCell, UncountedOperator
+from lightning_flops.signals import words_of
+from lightning_flops.units import package_logger
 
-#: Of so many of its latest entries a thread knows the nodes: a backward may be counted apart from its forward.
-_KEPT = 8
+logger = package_logger(__name__)
 
 
-class StoodFor(str):
-    """The name of a module that made nodes in a forward that has a formula of its own: it counts their backward."""
+class Place(NamedTuple):
+    """Whose an operator is."""
 
-    __slots__ = ()
-
-    def __reduce__(self) -> Any:
-        return str, (str(self),)
+    module: str
+    phase: FlopPhase = "forward"
+    #: Whether a formula stands for what runs there: of a function or a module, of whose nodes it counts the backward.
+    stands: bool = False
+    #: Of what runs in no module, where it is asked what of it is a forward: the node that the call made, -1 for none.
+    made: int | None = None
 
 
 class Running(NamedTuple):
-    """A module's forward, the root's own code or an optimizer's step that is running."""
+    """A module's forward, the root's own code, an optimizer's step or a repeated part of a forward that is running."""
 
-    module: str
-    phase: FlopPhase
+    place: Place
     owner: Any  #: The module or the optimizer; for code of neither what ends it, or None if nothing does.
     task: int  #: The graph task inside which it began.
-    pushed: bool = False  #: Whether the dispatch mode was pushed for it.
     start: int = 0  #: Number of the first autograd node that it may make.
 
 
@@ -54,244 +59,384 @@ class Running(NamedTuple):
 class Backward:
     """A call of backward() or grad() that is running."""
 
-    caller: ThreadState  #: Of the thread it was called on, whose numbers its nodes have.
+    caller: Nodes  #: Of the thread it was called on, whose numbers its nodes have.
     create_graph: bool
     task: int = NO_GRAPH_TASK  #: Number of its graph task, once that is known.
     #: The nodes of threads that may have made its own, likeliest first, each with the number that its own are below.
     tables: tuple[tuple[Nodes, int], ...] = ()
-
-    def maker(self, number: int) -> str | None:
-        """The module that made the node with this number; None: it was made while nothing was counted."""
-        makers = (nodes.maker(number) for nodes, limit in self.tables if number < limit)
-        return next((maker for maker in makers if maker is not None), None)
 
 
 class Nodes:
     """The autograd nodes that one thread has made, by their numbers."""
 
     def __init__(self) -> None:
-        self._entries = deque[int](maxlen=_KEPT)  # the numbers of the next node when counting was entered
-        self._starts = [-1]  # the module that made the nodes from starts[i] on is makers[i]
-        self._makers: list[str | None] = [None]
+        # The numbers of the next node when counting was entered, of the latest times: a backward may be counted apart
+        # from its forward.
+        self._entries = deque[int](maxlen=8)
+        self._starts = [-1]  # what made the nodes from starts[i] on is makers[i]
+        self._makers: list[Place | None] = [None]
         self.graphs: list[tuple[str, int, int]] = []  # of each forward call that made any, its module and their numbers
+        self.ran = set[int]()  # the numbers of those whose backward has run an operator, on any thread
+        self._unused = Counter[str]()
 
-    def maker(self, number: int) -> str | None:
-        """The module that made the node with this number; None: it was made while nothing was counted."""
-        return self._makers[bisect_right(self._starts, number) - 1]
+    def runs(self, number: int) -> Place | None:
+        """What made the node with this number, whose backward runs; None: it was made while nothing was counted."""
+        maker = self._makers[bisect_right(self._starts, number) - 1]
+        if maker is not None:
+            self.ran.add(number)
+        return maker
 
-    def mark(self, module: str | None, start: int | None = None) -> None:
-        """From the node of number *start* on, by default the next one, *module* makes the nodes."""
-        start = sequence_number() if start is None else start
-        if start > self._starts[-1]:
-            self._starts.append(start)
-            self._makers.append(module)
-        else:
-            self._makers[-1] = module
+    def mark(self, maker: Place | None, start: int) -> None:
+        """From the node of number *start* on, *maker* makes the nodes, and made those that there are."""
+        if start <= self._starts[-1]:
+            first = bisect_left(self._starts, start)
+            del self._starts[first:], self._makers[first:]
+        self._starts.append(start)
+        self._makers.append(maker)
 
-    def insert(self, number: int, module: str) -> None:
-        """The *module* made this one earlier node, whatever ran around it."""
+    def insert(self, number: int, maker: Place) -> None:
+        """The *maker* made this one earlier node, whatever ran around it."""
         place = bisect_right(self._starts, number)
-        around = self._makers[place - 1]
-        if around != module:
-            self._starts[place:place] = (number, number + 1)
-            self._makers[place:place] = (module, around)
+        self._starts[place:place] = (number, number + 1)
+        self._makers[place:place] = (maker, self._makers[place - 1])
 
-    def mark_anew(self, module: str, start: int) -> None:
-        """It was *module* that made all nodes from number *start* on."""
-        first = bisect_left(self._starts, start)
-        del self._starts[first:], self._makers[first:]
-        self.mark(module, start)
+    def unused(self, below: int = ACCUMULATES_GRADIENT) -> Counter[str]:
+        """By module, the calls that made a graph of nodes *below* a number, none of which has run."""
+        ran = sorted(self.ran)
+        return self._unused + Counter(
+            name
+            for name, start, end in self.graphs
+            if end <= below and bisect_left(ran, start) == bisect_left(ran, end)
+        )
 
-    def forget(self) -> int:
-        """Counting begins: what is known of nodes of long ago has no further use; the number of the first that has."""
+    def forget(self) -> None:
+        """Counting begins: what is known of nodes of long ago has no further use."""
         self._entries.append(sequence_number())
         first = self._entries[0]
         old = bisect_left(self._starts, first, lo=1)
         del self._starts[1:old], self._makers[1:old]
-        return first
+        self._unused = self.unused(first)
+        self.graphs = [graph for graph in self.graphs if graph[2] > first]
+        self.ran = {number for number in self.ran if number >= first}
 
 
-class Threads(threading.local):
-    """What the counter knows on every thread: CUDA's device threads run backwards, and number nodes of their own."""
+@dataclass(slots=True)
+class Shared:
+    """What the threads that run a counter's model know together."""
 
-    # Python calls this again on each further thread that asks for an attribute, with the same arguments.
-    def __init__(self, backwards: list[Backward], states: list[ThreadState], ran: set[int], unknown: str) -> None:
-        self.backwards = backwards  #: Backwards that are running on any thread, the latest last.
-        self.states = states  #: The states of all threads.
-        self.ran = ran  #: The numbers of nodes whose backward has run an operator, on any thread.
-        self.unused = Counter[str]()  #: By module, the calls whose graph had not run when it was forgotten.
-        self.unknown = unknown  #: The module that backwards of no known module are attributed to.
-        self.state = ThreadState(self)  #: The state of this thread.
-        states.append(self.state)
+    unknown: Place  #: Whose the root's own code is, and what backwards of no known module belong to.
+    backwards: list[Backward] = field(default_factory=list)  #: Those that are running on any thread, the latest last.
+    tables: list[Nodes] = field(default_factory=list)  #: Of all threads.
+    entered: set[int] = field(default_factory=set)  #: The threads that have entered the counter.
 
     def unused_calls(self) -> dict[str, int]:
         """By module, the calls that made a graph no node of which has run; none where no backward was seen."""
-        graphs = chain.from_iterable(state.nodes.graphs for state in self.states)
-        return dict(self.unused + _unused(graphs, sorted(self.ran))) if self.ran else {}
+        unused = sum((one.unused() for one in self.tables), Counter[str]())
+        return dict(unused) if any(one.ran for one in self.tables) else {}
 
-    def forget(self) -> None:
-        """A thread starts to count: what it knows of nodes of long ago has no further use."""
-        nodes = self.state.nodes
-        first = nodes.forget()
-        if forgotten := [graph for graph in nodes.graphs if graph[2] <= first]:
-            ran = sorted(self.ran)
-            self.unused += _unused(forgotten, ran)
-            del nodes.graphs[: len(forgotten)]
-            self.ran -= set(ran[: bisect_left(ran, first)])
-
-    def backward(self, task: int, state: ThreadState) -> Backward:
-        """The call that started the graph task of this number, which *state*'s thread runs.
+    def backward(self, task: int, nodes: Nodes) -> Backward:
+        """The call that started the graph task of this number, which the thread of these *nodes* runs.
 
         A graph task runs on the thread that called, and on the engine's own threads, one for each device.
         """
-        running = self.backwards[::-1]
-        if known := next((one for one in running if one.task == task), None):
-            return known
-        waiting = [one for one in running if one.task == NO_GRAPH_TASK]
+        running = [one for one in reversed(self.backwards) if one.task in (task, NO_GRAPH_TASK)]
         # It may have been called before this counter was entered, or by C++.
-        found = next((one for one in waiting if one.caller is state), None) or next(iter(waiting), None)
-        if found is None:
-            found = Backward(state, is_grad_enabled())
-            self.backwards.append(found)
-        number, found.task = sequence_number(), task
-        ordered = sorted(self.states, key=lambda other: other is not found.caller)
-        found.tables = tuple((other.nodes, number if other is state else ACCUMULATES_GRADIENT) for other in ordered)
+        running.append(Backward(nodes, is_grad_enabled()))
+        found = min(running, key=lambda one: (one.task != task, one is running[-1], one.caller is not nodes))
+        if found.task != task:
+            number, found.task = sequence_number(), task
+            ordered = sorted(self.tables, key=lambda other: other is not found.caller)
+            found.tables = tuple((other, number if other is nodes else ACCUMULATES_GRADIENT) for other in ordered)
         return found
 
 
-class ThreadState:
-    """What runs on one thread."""
+class ThreadState(threading.local):
+    """What runs on each thread: CUDA's device threads run backwards, and number nodes of their own."""
 
-    def __init__(self, threads: Threads) -> None:
-        self._threads = threads
+    # Python calls this again on each further thread that asks for an attribute, with the same arguments.
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
         self.entered = 0  #: How many times the counter is entered on this thread.
         self.paused = 0
-        #: The phase in which each running function was called that has a formula of its own.
-        self.functions: list[FlopPhase] = []
-        self.stack = [Running(OUTSIDE, "forward", None, NO_GRAPH_TASK)]
+        self.stack = [Running(Place(OUTSIDE), None, NO_GRAPH_TASK)]
         self.nodes = Nodes()
-        #: What enabled grad inside a backward to repeat a part of a forward, and the backward's graph task.
-        #: Gradients that are taken in there are those of another task, and the backward's.
-        self.repetitions: list[tuple[Any, int]] = []
         self.by_graph = False  #: Whether compiled code runs whose products are counted from its graph.
         self._task = NO_GRAPH_TASK
-        self._backward = Backward(self, False)
-        self._known = 0  #: Inside a backward, nodes with numbers below this have a known maker.
-        self._made_nodes = False  #: Whether nodes were made in the running backward.
+        self._backward = Backward(self.nodes, False)
+        self._known = 0  #: The makers of nodes with numbers below this are known.
+        shared.tables.append(self.nodes)
 
-    def stand_for(self, start: int, module: str) -> None:
-        """The nodes from number *start* on were made in a forward of *module* that has a formula of its own."""
-        self.nodes.mark_anew(StoodFor(module), start)
-        self.nodes.mark(self.stack[-1].module)
+    def push(self, module: str, phase: FlopPhase, owner: Any, *, start: int = 0, stands: bool = False) -> None:
+        """Something of *owner* starts to run; where *stands*, a formula stands for what runs in there.
 
-    def stands_for(self, module: str, phase: FlopPhase) -> bool:
-        """Whether a formula stands for what has just run in *module*, as `place` has it."""
-        return phase in self.functions[-1:] or type(module) is StoodFor
+        A module called inside a backward, even with create_graph, repeats a forward or inverts it: no formula of the
+        backward stands for that.
+        """
+        task, above = self.task(), self.stack[-1].place
+        if phase == "forward" and task != NO_GRAPH_TASK:
+            phase = "recompute"
+        stands = stands or (above.stands and above.phase == phase)
+        self.stack.append(Running(Place(module, phase, stands), owner, task, start))
+        self.mark()
 
-    def push(self, running: Running) -> None:
-        """Something starts to run."""
-        self.stack.append(running)
-        self.nodes.mark(running.module)
-
-    def pop_to(self, depth: int) -> None:
-        """What is at *depth* of the stack, and above it, has ended."""
-        del self.stack[depth:]
-        self.nodes.mark(self.stack[-1].module)
-
-    def depth_of(self, owner: Any) -> int:
-        """The place on the stack where *owner* runs; 0 if it does not."""
+    def leave(self, owner: Any) -> Running | None:
+        """What *owner* runs here has ended, with all that began in it; None: it runs nothing."""
         depth = len(self.stack) - 1
         while depth and self.stack[depth].owner is not owner:
             depth -= 1
-        return depth
+        ended = self.stack[depth] if depth else None
+        if depth:
+            del self.stack[depth:]
+            self.mark()
+        return ended
 
-    def stop(self) -> None:
-        """Counting ends on this thread."""
-        del self.stack[1:]
-        self.nodes.mark(None)
-        self.paused = 0
-        self.by_graph = False
-        self.functions.clear()
-        self.repetitions.clear()
+    def mark(self) -> None:
+        """What is on top of the stack makes the nodes from here on; whatever stands for it, their backward counts."""
+        place, self._known = self.stack[-1].place, sequence_number()
+        self.nodes.mark(place._replace(stands=False) if place.stands else place, self._known)
 
     def task(self) -> int:
         """Number of the backward that is running on this thread, or ``NO_GRAPH_TASK``."""
         task = graph_task_id()
-        if task != self._task:
-            self._switch_task(task)
-        return task
-
-    def _switch_task(self, task: int) -> None:
-        """Another backward runs than before, or none does any more."""
-        if self._made_nodes:
-            self.nodes.mark(self.stack[-1].module, self._known)
-            self._made_nodes = False
-        self._task = task
-        if task == NO_GRAPH_TASK:
-            self.repetitions.clear()
-            for depth in range(1, len(self.stack)):
-                if self.stack[depth].task != NO_GRAPH_TASK:
-                    self.pop_to(depth)  # begun in a backward that has ended, and never left
-                    break
+        if task == self._task:
+            return task
+        self._task = task  # another backward runs than before, or none does any more
+        if task == NO_GRAPH_TASK:  # what has begun in a backward that has ended was never left
+            self.stack[:] = takewhile(lambda one: one.task == NO_GRAPH_TASK, self.stack)
+            self.mark()
         else:
-            self._backward = self._threads.backward(task, self)
+            self._backward = self.shared.backward(task, self.nodes)
             # If the current operator makes a node, it has already made it.
             self._known = sequence_number() - int(is_grad_enabled())
+        return task
 
-    def place(self, counted: bool) -> tuple[str, FlopPhase]:
-        """The module and the phase that an operator belongs to which has just run here.
+    def place(self, counted: bool) -> Place:
+        """Whose an operator is that has just run here.
 
         Args:
             counted: whether it has a formula.
         """
         task, top = self.task(), self.stack[-1]
-        if task == NO_GRAPH_TASK:
-            return top.module, top.phase
-        if top.task == task:
-            # A module called inside this backward, even with create_graph, repeats a forward or inverts it.
-            return top.module, "optimizer" if top.phase == "optimizer" else "recompute"
-        return self._in_backward(task, counted)
-
-    def _in_backward(self, task: int, counted: bool) -> tuple[str, FlopPhase]:
-        """The same where the running node says it."""
-        repeating = bool(self.repetitions) and self.repetitions[-1][1] == task
+        if task in (NO_GRAPH_TASK, top.task):
+            return top.place
         node = current_node()
-        if node is None:
-            # At the end of a backward, a reducer's callback; or all of a backward under compiled autograd
-            return OUTSIDE, "recompute" if repeating else "backward"
+        if node is None:  # at the end of a backward, a reducer's callback; or all of a backward under compiled autograd
+            return Place(OUTSIDE, "backward")
         number = node_sequence(node)
         if number >= ACCUMULATES_GRADIENT:
             # A leaf's gradient: products done here belong to its hooks, such as an optimizer that runs in the backward.
-            return OUTSIDE, "optimizer" if counted else "backward"
-        self._threads.ran.add(number)
-        maker = self._backward.maker(number)
-        if maker is None:
-            maker = self._threads.unknown
-        if not (repeating or is_grad_enabled()):
-            return maker, "backward"
-        now = sequence_number()
-        if now > self._known:  # nodes made in a backward belong to the module whose backward is running
+            return Place(OUTSIDE, "optimizer" if counted else "backward")
+        makers = (nodes.runs(number) for nodes, limit in self._backward.tables if number < limit)
+        maker = next((maker for maker in makers if maker is not None), self.shared.unknown)
+        if (is_repeated := is_grad_enabled()) and sequence_number() > self._known:
+            # Nodes made in a backward belong to what made the node whose backward is running.
             self.nodes.mark(maker, self._known)
-            self._known = now
-            self._made_nodes = True
-        return maker, "recompute" if repeating or not self._backward.create_graph else "backward"
-
-
-def _unused(graphs: Iterable[tuple[str, int, int]], ran: Sequence[int]) -> Counter[str]:
-    """By module, the calls in whose *graphs* no node *ran*."""
-    return Counter(name for name, start, end in graphs if bisect_left(ran, start) == bisect_left(ran, end))
+            self.mark()
+        is_repeated = is_repeated and not self._backward.create_graph
+        return Place(maker.module, "recompute" if is_repeated else "backward", maker.stands)
 
 
 def reaches(roots: Iterable[Any], leaves: Set[int]) -> bool:
     """Whether a backward from these *roots*, tensors or edges, comes to one of the *leaves*, tensors by their ids."""
-    nodes = [getattr(one, "grad_fn", None) or getattr(one, "node", None) for one in roots]
+    nodes: set[Any] = {getattr(one, "grad_fn", None) or getattr(one, "node", None) for one in roots} - {None}
     seen = set[Any]()
     while nodes:
-        node: Any = nodes.pop()
-        if node is None or node in seen:
-            continue
-        if id(getattr(node, "variable", None)) in leaves:
+        if any(id(getattr(node, "variable", None)) in leaves for node in nodes):
             return True
-        seen.add(node)
-        nodes.extend(below for below, _ in node.next_functions)
+        seen |= nodes
+        nodes = {below for node in nodes for below, _ in node.next_functions} - seen - {None}
     return False
+
+
+# ---- sums of all calls, by module, phase, operator and dtype, and what could not be counted
+
+
+def operands(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What is the same for two calls of the operator of this *name* on the same memory, laid out in the same way."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    with suppress(RuntimeError, NotImplementedError):  # a tensor without memory is like no other
+        if not any(hasattr(one, "fake_mode") for one in tensors):  # asking it for its memory gives it some
+            return (name, *((one.data_ptr(), one.dtype, one.shape, one.stride()) for one in tensors))
+    return (name, object())
+
+
+def tf32_operators() -> Callable[[str], bool] | None:
+    """Which operators, by name, the CUDA backend would run in TF32 when their tensors are float32, as things stand.
+
+    None without a CUDA device.
+    """
+    if not torch.cuda.is_available():
+        return None
+    # The older switches (allow_tf32, set_float32_matmul_precision) set these too; they raise when asked after these
+    # were set on their own.
+    backends: Any = torch.backends
+    kinds = {"conv": backends.cudnn.conv, "rnn": backends.cudnn.rnn, "": backends.cuda.matmul}
+    fast = {word: kind.fp32_precision == "tf32" for word, kind in kinds.items()}
+    # The fused kernels that take float32 multiply in float32.
+    return lambda name: "attention" not in name and next(on for word, on in fast.items() if word in name)
+
+
+@dataclass(slots=True)
+class Cell:
+    """What one operator cost in one module, phase and dtype."""
+
+    calls: int = 0
+    flops: int = 0
+    skipped: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def add(self, other: Cell) -> None:
+        """Adds what *other* has."""
+        for name, amount in asdict(other).items():
+            setattr(self, name, getattr(self, name) + amount)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse, or of functorch: such a tensor stands for itself
+        return id(tensor)
+
+
+class Totals:
+    """What was counted on all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler of the user's may end the counter while it is held
+        self.flops: Counter[tuple[str, str]] = Counter()  # by phase and dtype
+        self.calls: dict[str, int] = {}
+        self.estimates: dict[str, str] = {}  # operators whose FLOPs are estimates, and where those come from
+        #: By the name of a called module: its class, and its matrices, where nothing that is seen reads them.
+        self.unread: dict[str, tuple[str, list[Any]]] = {}
+        self._notes: dict[str, None] = {}
+        self._failures: set[str] = set()
+        self._cells = defaultdict[tuple[str, FlopPhase, str, str], Cell](Cell)
+        #: What runs in no module, by the autograd node that is made, operator and dtype; then what of it is no forward.
+        self._undecided = defaultdict[tuple[int, str, str], Cell](Cell)
+        self._outside = defaultdict[tuple[int, str, str], Cell](Cell)
+        self.divides = False  #: Whether it is asked what of that is a forward.
+        # By operator: calls, modules, whether any call may have had FLOPs
+        self._uncounted: dict[str, tuple[int, frozenset[str], bool]] = {}
+
+    def add(
+        self,
+        place: Place,
+        operator: str,
+        dtype: str = "",
+        *,
+        calls: int = 1,
+        flops: int = 0,
+        skipped: int = 0,
+        moved: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Add calls to what *operator* cost; *dtype* is that of the arithmetic, none where no FLOPs are counted.
+
+        *moved* are the bytes that they read, and those that they wrote.
+        """
+        module, phase, _, made = place
+        with self._lock:
+            if module == OUTSIDE and phase == "forward" and made is not None:
+                cell = self._undecided[made, operator, dtype]
+            else:
+                cell = self._cells[module, phase, operator, dtype]
+            cell.calls += calls
+            cell.flops += flops
+            cell.skipped += skipped
+            cell.bytes_read += moved[0]
+            cell.bytes_written += moved[1]
+            if flops:
+                self.flops[phase, dtype] += flops
+
+    def decide(self, *, is_forward: bool) -> None:
+        """Whether what ran in no module, backward or update since this was last said is a forward."""
+        with self._lock:
+            for key, cell in self._undecided.items():
+                if is_forward:
+                    self._cells[OUTSIDE, "forward", key[1], key[2]].add(cell)
+                else:
+                    self._outside[key].add(cell)
+                    self.flops["forward", key[-1]] -= cell.flops
+                    self.flops["outside", key[-1]] += cell.flops
+            self._undecided.clear()
+
+    def settle(self, ran: Set[int]) -> None:
+        """Of what was in no forward, that is one which made a node that *ran* in a backward."""
+        with self._lock:
+            for (node, operator, dtype), cell in self._outside.items():
+                phase: FlopPhase = "forward" if node in ran else "outside"
+                self._cells[OUTSIDE, phase, operator, dtype].add(cell)
+                self.flops["outside", dtype] -= cell.flops
+                self.flops[phase, dtype] += cell.flops
+            self._outside.clear()
+
+    def called(self, name: str, module: nn.Module) -> None:
+        """*module* is called: if it has no others inside, something that is seen has to read its matrices.
+
+        In inference mode torch does not show every operator.
+        """
+        with self._lock:
+            self.calls[name] = self.calls.get(name, 0) + 1
+        if self.calls[name] > 1 or any(True for _ in module.children()) or torch.is_inference_mode_enabled():
+            return
+        # What is of a library's class may be kept elsewhere.
+        own = (one for one in module.parameters(recurse=False) if type(one) is nn.Parameter)
+        if matrices := [weakref.ref(one) for one in own if one.dim() > 1 and one.numel()]:
+            self.unread[name] = type(module).__qualname__, matrices
+
+    def read(self, name: str, tensors: Iterable[torch.Tensor], out: Iterable[torch.Tensor] = ()) -> None:
+        """In the module of this name *tensors* were read to make *out*, which is no view of them."""
+        seen = {_storage(one) for one in tensors}.difference(map(_storage, out))
+        _, matrices = self.unread.get(name, ("", ()))
+        if any(_storage(one) in seen for held in matrices if (one := held()) is not None):
+            self.unread.pop(name, None)  # another thread may have
+
+    def list(self, operator: str, module: str, may_have_flops: bool) -> None:
+        """List one call of an operator that could not be counted."""
+        with self._lock:
+            calls, modules, may = self._uncounted.get(operator, (0, frozenset(), False))
+            self._uncounted[operator] = calls + 1, modules | {module}, may or may_have_flops
+
+    def note(self, sentence: str) -> None:
+        """Add a sentence for the report; one that is there already changes nothing."""
+        self._notes.setdefault(sentence)
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Note that the counter failed in *where*, and say so in the log, the first time of all.
+
+        It raises nothing but what a signal handler of the user's has raised.
+        """
+        words = words_of(error)
+        if where not in self._failures:
+            self._failures.add(where)
+            sentence = f"Counting failed in {where} ({words}); FLOPs may be missing."
+            self.note(sentence)
+            logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
+
+    def record(self) -> FlopRecord:
+        """All of it; what ran in no module, and no part of a step has ended since, is forward."""
+        with self._lock:
+            self.decide(is_forward=True)
+            unread = sorted((f"{kind}.forward", name) for name, (kind, _) in self.unread.items())
+            silent = {one: [name for other, name in unread if other == one] for one, _ in unread}
+            return FlopRecord(
+                cells=tuple(
+                    OperatorCell(module=module, phase=phase, operator=operator, dtype=dtype, **asdict(cell))
+                    for (module, phase, operator, dtype), cell in sorted(self._cells.items())
+                ),
+                module_calls=dict(sorted(self.calls.items())),
+                uncounted={
+                    operator: UncountedOperator(calls=calls, modules=tuple(sorted(modules)), may_have_flops=may)
+                    for operator, (calls, modules, may) in sorted(self._uncounted.items())
+                }
+                | {
+                    kind: UncountedOperator(
+                        calls=sum(self.calls[name] for name in names), modules=tuple(names), may_have_flops=True
+                    )
+                    for kind, names in silent.items()
+                },
+                notes=(
+                    *self._notes,
+                    *(f"The FLOPs of {name} are an estimate: {why}." for name, why in sorted(self.estimates.items())),
+                ),
+            )

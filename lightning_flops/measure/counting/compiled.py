@@ -91,20 +91,12 @@ class Product(NamedTuple):
     on_cuda: bool
 
 
-class _Call(NamedTuple):
-    name: str
-    operator: str
-    arguments: str  #: As written, in brackets.
-    repeats: bool
-
-
 class _Graph(NamedTuple):
     inputs: list[tuple[str, str, str]]  #: The name of each with its size, or its shape, as written.
     values: dict[str, list[str]]  #: By name: a size; a dtype, a shape and a device.
-    calls: list[_Call]
-    parts: dict[str, dict[int, str]]  #: The names of what an operator has put out, if there are several.
-    named: dict[str, str]  #: By name, what a module holds: graphs that operators of higher order call.
-    inner: dict[str, _Graph]
+    lines: dict[str, str]  #: What is computed under each name.
+    calls: dict[str, re.Match[str]]  #: Of these, the calls of operators.
+    repeated: set[str]  #: In a backward, the names of those that depend on no incoming gradient.
 
 
 def gradients_made(lines: Iterable[tuple[str, str]]) -> Iterator[bool]:
@@ -144,8 +136,8 @@ def _writes(name: str) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _read(text: str) -> _Graph:
-    """The first graph in the text, with those that follow.
+def _read(text: str) -> dict[str, _Graph]:
+    """The graphs in the text by their names, the first of which calls the others.
 
     Raises:
         Unreadable: there is none.
@@ -153,24 +145,17 @@ def _read(text: str) -> _Graph:
     _, *named = _GRAPH.split(text)
     if not named:
         raise Unreadable("there is no text of the graph")
-    inner = {name: _read_one(body) for name, body in zip(named[2::2], named[3::2], strict=True)}
-    return _read_one(named[1], inner)
+    return {name: _read_one(body) for name, body in zip(named[::2], named[1::2], strict=True)}
 
 
-def _read_one(body: str, inner: Mapping[str, _Graph] | None = None) -> _Graph:
+def _read_one(body: str) -> _Graph:
     signature, _, _ = body.partition("):\n")
     lines = _LINE.findall(body)
-    has_gradients = _INCOMING_GRADIENT in signature
-    calls, parts, held = [], dict[str, dict[int, str]](), dict[str, str]()
-    for (name, made), depends in zip(lines, gradients_made(lines), strict=True):
-        if (part := _PART.fullmatch(made)) is not None:
-            parts.setdefault(part[1], {})[int(part[2])] = name
-        elif (inside := _INNER.fullmatch(made)) is not None:
-            held[name] = inside[1]
-        elif (call := _CALL.fullmatch(made)) is not None:
-            calls.append(_Call(name, call[1], call[2], has_gradients and not depends))
+    depend = gradients_made(lines) if _INCOMING_GRADIENT in signature else [True] * len(lines)
+    repeated = {name for (name, _), depends in zip(lines, depend, strict=True) if not depends}
+    calls = {name: call for name, made in lines if (call := _CALL.fullmatch(made)) is not None}
     inputs = [(name, size, shape) for name, size, _, shape, _ in _VALUE.findall(signature)]
-    return _Graph(inputs, {name: rest for name, *rest in _VALUE.findall(body)}, calls, parts, held, dict(inner or {}))
+    return _Graph(inputs, {name: rest for name, *rest in _VALUE.findall(body)}, dict(lines), calls, repeated)
 
 
 def products(text: str, inputs: Sequence[Any]) -> list[Product]:
@@ -182,36 +167,35 @@ def products(text: str, inputs: Sequence[Any]) -> list[Product]:
         Unreadable: there is no text, or values decide which products run.
         Exception: whatever a size that is not in the inputs leads to, or the text of another version of torch.
     """
-    graph = _read(text)
+    graphs = _read(text)
+    graph = next(iter(graphs.values()))
     given, sizes = dict[str, Any](), dict[str, Any](_IN_SIZES)
     for (name, size, shape), value in zip(graph.inputs, inputs, strict=True):
         given[name] = value
         sizes.update(zip(shape.split(", "), value.shape, strict=False) if shape else {size: value})
-    return list(_products(graph, given, sizes, graph.inner))
+    return list(_products(graph, given, sizes, graphs))
 
 
 def _products(
     graph: _Graph, given: Mapping[str, Any], sizes: dict[str, Any], inner: Mapping[str, _Graph]
 ) -> Iterator[Product]:
     values = _Values(graph, given, sizes)
-    for call in graph.calls:
-        function = _operator(call.operator)
-        kind = lookup(function).kind
-        called = []
-        if not isinstance(function, OpOverload):
-            called = [
-                inner[graph.named[name]] for name in _NAME.findall(call.arguments) if graph.named.get(name) in inner
-            ]
-        if kind == "formula" or (kind == "unknown" and not isinstance(function, OpOverload) and not called):
-            args, kwargs = eval(f"_arguments{call.arguments}", {}, values)
-            on_cuda = graph.values.get(call.name, ("",))[-1] == "cuda"
-            yield Product(function, args, kwargs, values[call.name], call.repeats, on_cuda)
+    for name, (operator_name, arguments) in ((name, call.groups()) for name, call in graph.calls.items()):
+        function, repeats = _operator(operator_name), name in graph.repeated
+        kind, is_plain = lookup(function).kind, isinstance(function, OpOverload)
+        names = [] if is_plain else _NAME.findall(arguments)
+        held = [_INNER.fullmatch(graph.lines.get(one, "")) for one in names]
+        called = [inner[one[1]] for one in held if one is not None and one[1] in inner]
+        if kind == "formula" or (kind == "unknown" and not is_plain and not called):
+            args, kwargs = eval(f"_arguments{arguments}", {}, values)
+            on_cuda = graph.values.get(name, ("",))[-1] == "cuda"
+            yield Product(function, args, kwargs, values[name], repeats, on_cuda)
             continue
         for one in called:
             made = list(_products(one, {}, sizes, inner))
-            if made and not call.operator.endswith(".invoke_subgraph"):
-                raise Unreadable(f"values decide what {call.operator} runs")
-            yield from (each._replace(repeats=each.repeats or call.repeats) for each in made)
+            if made and not operator_name.endswith(".invoke_subgraph"):
+                raise Unreadable(f"values decide what {operator_name} runs")
+            yield from (each._replace(repeats=each.repeats or repeats) for each in made)
 
 
 class _Values(dict[str, Any]):
@@ -223,10 +207,11 @@ class _Values(dict[str, Any]):
         self._sizes = sizes
 
     def __missing__(self, name: str) -> Any:
-        if (parts := self._graph.parts.get(name)) is not None:
-            return tuple(self[parts[at]] if at in parts else None for at in range(max(parts) + 1))
         if name not in self._graph.values:
-            return None  # a graph, or what formulas do not ask for
+            # What an operator has put out, if there are several; none of a graph, or what formulas do not ask for.
+            found = ((key, _PART.fullmatch(made)) for key, made in self._graph.lines.items())
+            parts = {int(part[2]): key for key, part in found if part is not None and part[1] == name}
+            return tuple(self[parts[at]] if at in parts else None for at in range(max(parts) + 1)) if parts else None
         size, dtype, shape, _ = self._graph.values[name]
         if size:
             return eval(size, {}, self._sizes)

@@ -18,16 +18,22 @@ import torch
 from torch import nn
 
 from lightning_flops.measure import patches
-from lightning_flops.measure.counting.attribution import Backward, Running, Threads, reaches
+from lightning_flops.measure.counting.attribution import (
+    Backward,
+    Place,
+    Shared,
+    ThreadState,
+    Totals,
+    reaches,
+    tf32_operators,
+)
 from lightning_flops.measure.counting.formulas.contract import tensors_in
-from lightning_flops.measure.counting.formulas.registry import formulas_without_operator, watch_functions
+from lightning_flops.measure.counting.formulas.registry import watch_functions
 from lightning_flops.measure.counting.mode import CountingMode
-from lightning_flops.measure.counting.totals import Totals, tf32_operators
 from lightning_flops.measure.memory import MemoryWatch, TensorLives
 from lightning_flops.measure.module_hooks import FlagOfModes, around_compilations, hear_modules, hear_steps
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.parts import Parts
-from lightning_flops.measure.torch_private.before_2_9 import run_uncompiled
 from lightning_flops.measure.torch_private.needed import (
     ENGINE_ENTRY,
     NO_GRAPH_TASK,
@@ -38,6 +44,7 @@ from lightning_flops.measure.torch_private.needed import (
     push,
     remove,
     require_all,
+    run_uncompiled,
     sequence_number,
 )
 from lightning_flops.measure.torch_private.optional import (
@@ -50,11 +57,6 @@ from lightning_flops.records import OUTSIDE, BucketFlops, FlopPhase, FlopRecord,
 from lightning_flops.signals import Undo
 
 CausalAttention = Literal["full", "half"]
-
-_OWN_THREAD = (
-    "Modules of the model ran on Python threads of their own (as torch.nn.DataParallel runs its replicas): what they "
-    "cost is counted, and that of their backward may stand under other modules."
-)
 
 
 class FlopCounter:
@@ -82,13 +84,12 @@ class FlopCounter:
     ) -> None:
         if causal_attention not in ("full", "half"):
             raise ValueError(f'causal_attention must be "full" or "half", got {causal_attention!r}')
-        halve = causal_attention == "half"
         self._root, self._looks = root, looks
         self._names = ModuleNames(root)
         self._totals = Totals()
-        self._failed = self._totals.failed
-        self._threads = Threads([], [], set(), OUTSIDE if root is None else "")
-        self._mode = CountingMode(self._names, self._threads, self._totals, lives, halve_causal=halve)
+        self.flops = self._totals.flops  #: By phase and dtype so far, on all threads.
+        self._state = ThreadState(Shared(Place(OUTSIDE if root is None else "")))
+        self._mode = CountingMode(self._names, self._state, self._totals, lives, halves=causal_attention == "half")
         self._lock = threading.RLock()
         self._flag = FlagOfModes()
         self._undo = Undo()  #: Removes everything that this counter puts on torch, when no thread is inside any more.
@@ -104,19 +105,18 @@ class FlopCounter:
             Exception: whatever fails here; nothing of ours is then left on torch.
         """
         require_all()
-        state = self._threads.state
+        state = self._state
         with self._lock:
-            is_first = not self._is_entered()
+            is_first = not state.shared.entered
             state.entered += 1
             try:
+                state.shared.entered.add(threading.get_ident())
                 if is_first:
                     self._install(self._undo)
                 if state.entered == 1:
-                    self._threads.forget()
-                    state.nodes.mark(state.stack[-1].module)
-                if not is_pushed(self._mode):  # if it were on the stack twice, it would count twice
-                    # A step may begin inside a mode of the user's, and end outside of it.
-                    push(self._mode, under_others=True)
+                    state.nodes.forget()
+                    state.mark()
+                self._resume()
             except BaseException:
                 self.__exit__()
                 raise
@@ -127,30 +127,32 @@ class FlopCounter:
 
         Does nothing if this thread has not entered the counter.
         """
-        patches.guarded(partial(self._failed, "the end of counting"), self._leave)
+        patches.guarded(partial(self._totals.failed, "the end of counting"), self._leave)
 
     def _leave(self) -> None:
-        state = self._threads.state
+        state, entered = self._state, self._state.shared.entered
         with self._lock:
-            if self._is_entered() and not state.entered:
+            if entered and not state.entered:
                 return  # where no thread is inside we go on: an interrupt may have left something of an earlier end
             try:
                 if state.entered <= 1:
                     remove(self._mode)  # first, so that it is off whatever fails afterwards
                     self._mode.forward_products.clear()
-                    state.stop()
+                    del state.stack[1:]
+                    state.nodes.mark(None, sequence_number())
+                    state.paused, state.by_graph = 0, False
             finally:
+                if state.entered <= 1:
+                    entered.discard(threading.get_ident())
                 state.entered = max(0, state.entered - 1)
-                if not self._is_entered():
+                if not entered:
                     self._undo.close()
 
-    def _is_entered(self) -> bool:
-        return any(state.entered for state in list(self._threads.states))
-
-    def sweep(self) -> None:
-        """Removes the mode, which torch puts back if the counter was left in a backward's node, or a mode's handler."""
-        if not self._is_entered():
-            remove(self._mode)
+    def _resume(self) -> None:
+        """Has this thread's operators counted; on the stack twice, the mode would count twice."""
+        if self._state.entered and not self._state.paused and not is_pushed(self._mode):
+            # A step may begin inside a mode of the user's, and end outside of it.
+            push(self._mode, under_others=True)
 
     def _install(self, undo: Undo) -> None:
         """Puts up the hooks. They are global, because hooks on modules recompile blocks and switch off fused paths."""
@@ -164,56 +166,64 @@ class FlopCounter:
         self._flag.keep_right(undo)
         undo.callback(self._graphs.close)
         self._watch_graphs()
-        failed = partial(self._failed, "a module's hook")
+        failed = partial(self._totals.failed, "a module's hook")
         hear_modules(undo, self._on_module_enter, self._on_module_leave, failed=failed)
         watch = partial(patches.guarded, failed, self._watch_graphs)
         around_compilations(undo, watch, watch)
-        failed = partial(self._failed, "an optimizer's hook")
-        hear_steps(undo, self._on_optimizer_enter, self._on_leave, failed=failed)
+        hear_steps(
+            undo,
+            self._on_optimizer_enter,
+            self._on_leave,
+            failed=partial(self._totals.failed, "an optimizer's hook"),
+        )
         watch_functions(undo, self._mode.function_runs)
         heard: list[tuple[Any, str, Any, str]] = [
-            (torch.autograd, ENGINE_ENTRY, self._backward_begins, "the beginning of a backward")
+            (torch.autograd, ENGINE_ENTRY, self._backward_begins, "the beginning of a backward"),
+            (getattr(torch.cuda, "CUDAGraph", None), "replay", self._mode.graph_replays, "a replayed CUDA graph"),
+            (class_of_triton_kernels(), "run", self._mode.kernel_launches, "the launch of a Triton kernel"),
         ]
         for manager in (torch.enable_grad, torch.set_grad_enabled):
-            heard += [(manager, "__enter__", self._repetition_begins, "the beginning of a repeated forward")]
-            heard += [(manager, "__exit__", self._repetition_ends, "the end of a repeated forward")]
-        if hasattr(graph := getattr(torch.cuda, "CUDAGraph", None), "replay"):
-            replays = lambda graph: self._mode.list_unseen("cuda.graph_replay")  # noqa: E731
-            heard += [(graph, "replay", replays, "a replayed CUDA graph")]
-        kernels = class_of_triton_kernels()
-        if "run" in vars(kernels):
-            heard += [(kernels, "run", self._mode.kernel_launches, "the launch of a Triton kernel")]
+            heard.append((manager, "__enter__", self._repetition_begins, "the beginning of a repeated forward"))
+            heard.append((manager, "__exit__", self._on_leave, "the end of a repeated forward"))
         for owner, name, begins, where in heard:
-            patches.listen(undo, owner, name, begins, failed=partial(self._failed, where))
+            if hasattr(owner, name):
+                patches.listen(undo, owner, name, begins, failed=partial(self._totals.failed, where))
 
     def _watch_graphs(self, *_: Any) -> None:
         """From now on, what inductor has made is counted, if there is anything."""
         kind = class_of_generated_graphs()
         if kind is not None and not self._graphs:
-            failed = partial(self._failed, "a compiled graph")
-            patches.listen(self._graphs, kind, "__call__", self._mode.graph_runs, failed=failed)
+            patches.listen(
+                self._graphs,
+                kind,
+                "__call__",
+                self._mode.graph_runs,
+                failed=partial(self._totals.failed, "a compiled graph"),
+            )
 
     # ---- what the loop says
 
     def pause(self) -> Undo:
         """Until this is undone, nothing on this thread is counted: for data loading, metrics, logging."""
-        state, undo = self._threads.state, Undo()
+        state, undo = self._state, Undo()
+        undo.callback(self._resume)
         undo.callback(setattr, state, "paused", state.paused)
         state.paused += 1
+        remove(self._mode)
         return undo
 
     def in_root(self) -> Undo:
         """Until then, work outside of module calls is the root's: for a ``training_step``, which is no module call."""
-        return self._running(self._threads.unknown, "forward")
+        return self._running(self._state.shared.unknown.module, "forward")
 
     def in_optimizer(self) -> Undo:
         """Until then, work is the optimizer's: for engines whose steps do not fire torch's optimizer hooks."""
         return self._running(OUTSIDE, "optimizer")
 
     def _running(self, module: str, phase: FlopPhase) -> Undo:
-        state, undo = self._threads.state, Undo()
+        undo = Undo()
         undo.callback(self._on_leave, undo)
-        state.push(Running(module, phase, undo, state.task()))
+        self._state.push(module, phase, undo)
         return undo
 
     def decide(self, *, is_forward: bool) -> None:
@@ -226,62 +236,55 @@ class FlopCounter:
 
     def settle(self) -> None:
         """No backward will go through what has run."""
-        self._totals.settle(self._threads.ran)
+        self._totals.settle(set().union(*(one.ran for one in self._state.shared.tables)))
 
     # ---- hooks. They run in the user's step: what they raise is noted for the report
 
     def _on_module_enter(self, module: nn.Module, args: Any) -> None:
-        state = self._threads.state
-        caller = state.stack[-1]
-        name = self._names.name_for(module, caller.module)
-        if len(state.stack) == 1 and not self._mode.is_on():
-            if name is not None:
-                self._totals.note(_OWN_THREAD)
-                push(self._mode)
-                state.push(Running(name, "forward", module, state.task(), pushed=True))
-            return
-        task = state.task()
-        # Some of Lightning's strategies run a training step as the forward of its module, inside their wrapper.
-        is_step = hasattr(type(caller.owner), "training_step") and "forward" in vars(caller.owner)
-        is_outermost = (isinstance(caller.owner, Undo | None) or is_step) and task == NO_GRAPH_TASK and not state.paused
-        if self._looks is not None and is_outermost and not torch.is_grad_enabled():
+        state, caller = self._state, self._state.stack[-1]
+        # In this order: a backward that another thread runs is not ours to be asked for.
+        is_seen = self._mode.is_on() and not state.paused and state.task() == NO_GRAPH_TASK
+        if is_seen and self._looks is not None and not torch.is_grad_enabled() and _is_loop(caller.owner):
             self._looks(module)
+        name = self._names.name_for(module, caller.place.module)
         if name is None:  # a loss function, or another model
-            # A closure is running; or the other model is trained, too.
-            if caller.phase == "optimizer" or (
-                caller.owner is None and torch.is_grad_enabled() and task == NO_GRAPH_TASK
-            ):
-                state.push(Running(OUTSIDE, "forward", module, task))
+            is_trained = is_seen and caller.owner is None and torch.is_grad_enabled()
+            if is_trained or caller.place.phase == "optimizer":  # the other model, too; or a closure is running
+                state.push(OUTSIDE, "forward", module)
             return
+        if len(state.stack) == 1 and not self._mode.is_on():
+            self._totals.note(
+                "Modules of the model ran on Python threads of their own (as torch.nn.DataParallel runs its replicas): "
+                "what they cost is counted, and that of their backward may stand under other modules."
+            )
+            push(self._mode)
         # A wrapper and the module in it have one name, and count as one call.
-        is_wrapped = caller.module == name and isinstance(caller.owner, nn.Module) and module in caller.owner.children()
+        is_wrapped = caller.place.module == name and isinstance(caller.owner, nn.Module)
         is_copy = is_replica(module)  # what it computes is the root's, but it is no call of the root
-        if task == NO_GRAPH_TASK and not (state.paused or is_wrapped or is_copy):
+        if is_seen and not (is_copy or (is_wrapped and module in caller.owner.children())):
             self._totals.called(name, module)
-        state.push(Running(name, "forward", module, task, start=0 if is_copy else sequence_number()))
+        state.push(name, "forward", module, start=0 if is_copy else sequence_number())
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        state = self._threads.state
-        if depth := state.depth_of(module):
-            running, end = state.stack[depth], sequence_number()
-            if running.module in self._totals.unread:
-                self._totals.read(running.module, tensors_in((output,)))
-            if state.task() == NO_GRAPH_TASK and 0 < running.start < end and running.task == NO_GRAPH_TASK:
-                state.nodes.graphs.append((running.module, running.start, end))
-            if any(running.pushed for running in state.stack[depth:]):
+        state, end = self._state, sequence_number()
+        if (running := state.leave(module)) is None:
+            return
+        name = running.place.module
+        if name in self._totals.unread:
+            self._totals.read(name, tensors_in((output,)))
+        if state.task() == NO_GRAPH_TASK:
+            if 0 < running.start < end and running.task == NO_GRAPH_TASK:
+                state.nodes.graphs.append((name, running.start, end))
+            if len(state.stack) == 1 and not state.entered:  # it was a thread of its own
                 remove(self._mode)
-            state.pop_to(depth)
 
     def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._on_leave(optimizer)  # its last step may have raised, and then no hook is called
         if self._mode.is_on():
-            state = self._threads.state
-            state.push(Running(OUTSIDE, "optimizer", optimizer, state.task()))
+            self._state.push(OUTSIDE, "optimizer", optimizer)
 
     def _on_leave(self, owner: Any, *_: Any) -> None:
-        state = self._threads.state
-        if depth := state.depth_of(owner):
-            state.pop_to(depth)
+        self._state.leave(owner)
 
     def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> patches.Ends | None:
         """A backward begins; that of another Python thread is counted if it comes to a parameter of the root."""
@@ -289,13 +292,13 @@ class FlopCounter:
         parameters = () if self._root is None or not pushes else self._root.parameters()
         if pushes and (graph_task_id() != NO_GRAPH_TASK or not reaches(roots, frozenset(map(id, parameters)))):
             return None
-        call = Backward(self._threads.state, create_graph=len(options) > 1 and bool(options[1]))
-        self._threads.backwards.append(call)
+        call = Backward(self._state.nodes, create_graph=len(options) > 1 and bool(options[1]))
+        self._state.shared.backwards.append(call)
         if pushes:
             push(self._mode)
 
         def ends(result: Any, error: BaseException | None) -> None:
-            self._threads.backwards.remove(call)
+            self._state.shared.backwards.remove(call)
             if pushes:
                 remove(self._mode)
 
@@ -306,20 +309,11 @@ class FlopCounter:
     def _repetition_begins(self, manager: Any) -> None:
         """Grad is enabled, inside a backward so that a part of a forward is repeated."""
         if graph_task_id() != NO_GRAPH_TASK and getattr(manager, "mode", True) and self._mode.is_on():
-            state = self._threads.state
-            state.repetitions.append((manager, state.task()))
-
-    def _repetition_ends(self, manager: Any, *exception: Any) -> None:
-        repetitions = self._threads.state.repetitions
-        if graph_task_id() != NO_GRAPH_TASK and any(one is manager for one, _ in repetitions):
-            while repetitions.pop()[0] is not manager:
-                pass
+            place, around = self._state.place(True), self._state.stack[-1].place
+            phase: FlopPhase = "forward" if place.phase == "backward" else place.phase
+            self._state.push(place.module, phase, manager, stands=place.stands and place is not around)
 
     # ---- results
-
-    def where(self) -> tuple[str, FlopPhase]:
-        """The module and the phase of the operator that has just run on this thread."""
-        return self._threads.state.place(counted=False)
 
     def take_data_dependent(self) -> bool:
         """Whether values in tensors have decided sizes since this was last asked."""
@@ -328,23 +322,19 @@ class FlopCounter:
 
     def total(self) -> PhaseFlops:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""
-        return PhaseFlops.summed((phase, flops) for (phase, _), flops in self.buckets().items())
-
-    def buckets(self) -> Counter[tuple[str, str]]:
-        """The same by phase and dtype."""
-        return self._totals.flops.copy()
+        return PhaseFlops.summed((phase, flops) for (phase, _), flops in self.flops.items())
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
-        record = self._totals.record(
-            f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
-            for name in formulas_without_operator()
-        )
-        return replace(record, unused_calls=self._threads.unused_calls())
+        return replace(self._totals.record(), unused_calls=self._state.shared.unused_calls())
 
 
-#: Parts of a step whose work counts as it comes; a forward's counts as the root's, that of anything else not at all.
-_COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
+def _is_loop(owner: Any) -> bool:
+    """Whether what *owner* runs is no module's forward, but the code that calls the model.
+
+    Some of Lightning's strategies run a training step as the forward of its module, inside their wrapper.
+    """
+    return isinstance(owner, Undo | None) or (hasattr(type(owner), "training_step") and "forward" in vars(owner))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +370,11 @@ class PartCounter(Parts):
         if self._memory is not None:
             self._memory.enter(part, counts=counts)
         self._look()
-        begins: dict[str, Callable[[], Undo]] = {**dict.fromkeys(_COUNTED_PARTS, Undo), "forward": self.counter.in_root}
+        # The work of a forward counts as the root's, that of these as it comes, and that of anything else not at all.
+        begins: dict[str, Callable[[], Undo]] = {
+            **dict.fromkeys(("backward", "optimizer", "transfer", "other"), Undo),
+            "forward": self.counter.in_root,
+        }
         self._open.append((part, begins.get(part, self.counter.pause)()))
 
     def leave(self) -> None:
@@ -428,7 +422,7 @@ class PartCounter(Parts):
         """Whose work ran since the last look: a phase's, and perhaps of another part than the loop is in."""
         part = self._open[-1][0] if self._open else outside
         self.counter.decide(is_forward=part == "forward" or bool(self._phase))
-        before, self._seen = self._seen, self.counter.buckets()
+        before, self._seen = self._seen, self.counter.flops.copy()
         new = self._seen - before
         self._spent[phase_of(part, self._phase)].update(new)
         ran = {"backward" if phase == "recompute" else phase for phase, _ in new} - {"outside"}  # whose time it takes

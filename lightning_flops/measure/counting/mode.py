@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import is_grad_enabled, nn
 
-from lightning_flops.measure.counting.attribution import Threads, ThreadState
+from lightning_flops.measure.counting.attribution import Place, ThreadState, Totals, operands
 from lightning_flops.measure.counting.compiled import (
     Product,
     lines_that_repeat,
@@ -18,9 +18,21 @@ from lightning_flops.measure.counting.compiled import (
     repeats_forward,
     templates_in,
 )
-from lightning_flops.measure.counting.formulas.contract import Entry, Work, tensors_in, whole_flops
-from lightning_flops.measure.counting.formulas.registry import backwards, counts_when_run, hides_flops
-from lightning_flops.measure.counting.totals import READS_NUMBER, Cell, Operator, Totals, dtype_name, operands
+from lightning_flops.measure.counting.formulas.contract import (
+    READS_NUMBER,
+    Operator,
+    Work,
+    dtype_name,
+    tensors_in,
+    whole_flops,
+)
+from lightning_flops.measure.counting.formulas.registry import (
+    backwards,
+    counts_when_run,
+    entries,
+    hides_flops,
+    lookup,
+)
 from lightning_flops.measure.memory import TensorLives
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.patches import Ends, guarded
@@ -30,23 +42,23 @@ from lightning_flops.measure.torch_private.needed import (
     conjugates_lazily,
     current_node,
     depth,
-    function_in_forward,
     graph_task_id,
     hide,
+    is_composite,
     is_custom_backward,
     is_fake,
+    is_in_function,
     is_pushed,
     keys_of_python_kernel,
     modes_off,
     node_sequence,
-    pushed,
     run_python_kernel,
     sequence_number,
     tree_leaves,
     unwraps_subclass,
 )
-from lightning_flops.measure.torch_private.optional import is_compiled
-from lightning_flops.records import OUTSIDE, FlopPhase
+from lightning_flops.measure.torch_private.optional import is_compiled, kernel_name
+from lightning_flops.records import OUTSIDE
 from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
 
@@ -55,25 +67,28 @@ logger = package_logger(__name__)
 _FORWARDS = ("forward", "recompute")
 
 
-#: What a call costs: FLOPs of the running phase, those of them that a mask rules out, the same of what it repeats; the
-#: dtype.
-Cost = tuple[int, int, int, int, str]
+class Cost(NamedTuple):
+    """What a call costs, by phases: FLOPs, and those of them that a mask rules out."""
+
+    dtype: str
+    own: tuple[int, int]  #: Of the running phase.
+    repeated: tuple[int, int] = (0, 0)  #: With which a backward repeats its forward.
+
+
+#: A call in a graph: its operator, its cost, the bytes that it reads and writes, and whether it repeats the forward.
+GraphCall = tuple[Operator, Cost | None, tuple[int, int], bool]
 
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operator, then adds what it cost where the thread's state says."""
 
-    supports_higher_order_operators = True
-
     def __init__(
-        self, names: ModuleNames, threads: Threads, totals: Totals, lives: TensorLives | None, *, halve_causal: bool
+        self, names: ModuleNames, state: ThreadState, totals: Totals, lives: TensorLives | None, *, halves: bool
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._names, self._threads, self._totals = names, threads, totals
-        self._lives, self._halve_causal = lives, halve_causal
+        self._names, self._state, self._totals = names, state, totals
+        self._lives, self._halves_causal = lives, halves
         self._operator_failed = partial(totals.failed, "an operator")
-        #: By the ids of the functions, which they keep alive: torch hashes an operator by code in Python.
-        self._operators: dict[int, Operator] = {}
         self._failing: set[str] = set()
         #: Whether the user computes with fake tensors. If not, some library uses them to find a shape.
         self.counts_fake = False
@@ -100,7 +115,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         try:
-            operator = self._operators.get(id(func)) or self._operator(func)
+            operator = entries.get(id(func)) or lookup(func)
             counts = operator.counts if self._lives is None else operator.allocates
             for kind in types:
                 if unwraps_subclass(kind):
@@ -120,33 +135,25 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def is_on(self) -> bool:
         """Whether this thread has entered the counter, or runs something now that is counted."""
-        return self._threads.state.entered > 0 or is_pushed(self)
-
-    def _operator(self, function: Any) -> Operator:
-        return self._operators.get(id(function)) or self._operators.setdefault(id(function), Operator(function))
+        return self._state.entered > 0 or is_pushed(self)
 
     def _open(self, operator: Operator, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operator that may run others, which are seen, or whose kernel is written in Python."""
-        state, keys = self._threads.state, None
-        by_graph, state.by_graph = state.by_graph, state.by_graph and operator.counted
-        try:
-            if operator.entry.composite and not any(tensor.is_nested for tensor in tensors_in(args)):
-                with pushed(self):
-                    out = operator.function.decompose(*args, **kwargs)
-                if out is not NotImplemented:
-                    return out
-            # If there are other modes below this one, the operator still has to go to them.
-            if not (types or depth()):
-                tensors = [*tensors_in((*args, *kwargs.values()))]
-                keys = guarded(self._operator_failed, keys_of_python_kernel, operator.function, tensors)
-            if keys is None:
-                out = operator.function(*args, **kwargs)
-            else:
-                out = run_python_kernel(operator.function, keys, args, kwargs, None if operator.counted else self)
-            moves = keys is None or operator.counted
-            guarded(self._operator_failed, self._add, operator, args, kwargs, out, moves)
-        finally:
-            state.by_graph = by_graph
+        """Runs an operator whose kernel may be in Python; if nothing is known about it, what it runs is seen."""
+        function, keys = operator.function, None
+        if not (operator.counted or any(one.is_nested for one in tensors_in(args))) and is_composite(function):
+            with self:
+                out = function.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        # If there are other modes below this one, the operator still has to go to them.
+        if not (types or depth()):
+            tensors = [*tensors_in((*args, *kwargs.values()))]
+            keys = guarded(self._operator_failed, keys_of_python_kernel, function, tensors)
+        if keys is None:
+            out = function(*args, **kwargs)
+        else:
+            out = run_python_kernel(function, keys, args, kwargs, None if operator.counted else self)
+        guarded(self._operator_failed, self._add, operator, args, kwargs, out, keys is None or operator.counted)
         return out
 
     # ---- counting
@@ -155,47 +162,42 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, moves: bool = True
     ) -> None:
         """Counts one call, which has run; its bytes too if it *moves* any that no operator inside it did."""
-        state = self._threads.state
-        if state.paused or (state.by_graph and operator.counted):
+        state, totals = self._state, self._totals
+        if state.by_graph and operator.counted:
             return
-        module, phase = state.place(operator.counted)
+        place = module, phase, stands, _ = state.place(operator.counted)
         if self._lives is not None:
             reads = (*args, *kwargs.values()) if operator.counts else ()
             self._lives.ran(operator.name, module, phase, tensors_in(reads), tensors_in((out,)))
         if not operator.counts:
             return
-        if operator.sized_by_values is not None and operator.sized_by_values(args):
+        if operator.sized_by and operator.is_sized_by_values(args):
             # A number may be read for anything: only one that a model reads is taken for a size.
             self.data_dependent |= operator.short != READS_NUMBER or module != OUTSIDE
-        if module in self._totals.unread:
-            self._totals.read(module, tensors_in((*args, *kwargs.values())), tensors_in((out,)))
+        if module in totals.unread:
+            totals.read(module, tensors_in((*args, *kwargs.values())), tensors_in((out,)))
         if operator.moves_nothing:
             return
-        with self._totals.lock:
-            self._totals.made = self._node_made(state, args)
-            if operator.entry.kind == "free" or state.stands_for(module, phase):
-                cell = self._totals.cell(module, phase, operator.name)
-            else:
-                cell = self._count(state, module, phase, operator, args, kwargs, out)
-            cell.calls += 1
-            if moves:
-                written = operator.bytes_written(args, out)
-                cell.moves(written, operator.bytes_read(args, kwargs, written))
+        moved = operator.moved(args, kwargs, out) if moves else (0, 0)
+        place = self._with_node(place, args)
+        if stands or operator.kind == "free":
+            totals.add(place, operator.name, moved=moved)
+        elif operator.counted:
+            self._count(place, operator, args, kwargs, out, moved)
+        else:
+            self._spend(place, operator, None, moved, may_have_flops=hides_flops(operator.name, args, kwargs, out))
 
     def _count(
         self,
-        state: ThreadState,
-        module: str,
-        phase: FlopPhase,
+        place: Place,
         operator: Operator,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,
-    ) -> Cell:
-        """Adds the FLOPs of one call of an operator that is not free, or lists it; returns its cell."""
-        if not operator.counted:
-            return self._spend(module, phase, operator, None, hides_flops(operator.name, args, kwargs, out))
-        module = self._region(state, module, phase)
+        moved: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Adds one call of an operator that has a formula, or lists it."""
+        place, cost = self._in_region(place), None
         try:
             cost = self._cost(operator, args, kwargs, out, any(tensor.is_cuda for tensor in tensors_in(args)))
         except Exception as error:  # a user's formula may raise anything; its operator is listed in the report
@@ -203,50 +205,61 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             if operator.name not in self._failing:
                 self._failing.add(operator.name)
                 logger.warning("the FLOP formula of %s failed (%s): it is listed as uncounted", operator.name, words)
-            return self._spend(module, phase, operator, None)
-        if phase == "backward" and is_custom_backward():
+        if cost is not None and place.phase == "backward" and is_custom_backward():
             again: bool | None = operands(operator.name, args) in self.forward_products
             if is_compiled(current_node()) and (again := repeats_forward()) is None:
-                self._note_unread(module)
-            phase = "recompute" if again else phase
-        if not is_grad_enabled() and phase in _FORWARDS and function_in_forward() is not None:
+                self._note_unread(place.module)
+            place = place._replace(phase="recompute" if again else "backward")
+        if not is_grad_enabled() and place.phase in _FORWARDS and is_in_function():
             self.forward_products.add(operands(operator.name, args))
-        return self._spend(module, phase, operator, cost)
+        self._spend(place, operator, cost, moved)
 
-    def _node_made(self, state: ThreadState, args: Any) -> int | None:
-        """The number of the autograd node that a call with *args* has made, -1 if none; None where it is not asked."""
-        if state.stack[-1].owner is not None or not self._totals.divides:
-            return None
+    def _with_node(self, place: Place, args: Any) -> Place:
+        """The *place* with the autograd node that a call with *args* has made, where that is asked."""
+        if self._state.stack[-1].owner is not None or not self._totals.divides:
+            return place
         makes = is_grad_enabled() and any(one.requires_grad for one in tensors_in(args))
-        return sequence_number() - 1 if makes or function_in_forward() is not None else -1
+        return place._replace(made=sequence_number() - 1 if makes or is_in_function() else -1)
 
     def _cost(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, on_cuda: bool) -> Cost:
         """What a call costs by the operator's formula, which may raise anything."""
-        work = operator.entry.compute(args, kwargs, out)
-        dtype: Any = operator.entry.dtype_of(args, kwargs, out)
-        split = split_work(work, self._halve_causal)
-        self.data_dependent |= isinstance(work, Work) and work.by_values
+        answer = operator.compute(args, kwargs, out)
+        work = answer if isinstance(answer, Work) else Work(answer)
+        flops, repeated, skipped = whole_flops(work.flops), work.recompute, work.skipped
+        self.data_dependent |= work.by_values
+        dtype: Any = operator.dtype_of(args, kwargs, out)
         in_tf32 = on_cuda and dtype is torch.float32 and self.runs_in_tf32 is not None
-        return *split, dtype_name("tf32" if in_tf32 and self.runs_in_tf32(operator.name) else dtype)  # type: ignore[misc]
+        dtype = dtype_name("tf32" if in_tf32 and self.runs_in_tf32(operator.name) else dtype)  # type: ignore[misc]
+        # A mask skips the same share of every product over the score matrix.
+        own = skipped * flops // (flops + repeated) if skipped else 0
+        # Only the count is halved; what runs stays the same. So the skipped share is smaller, or even negative.
+        share = 2 if self._halves_causal and work.causal else 1
+        less, less_again = flops - flops // share, repeated - repeated // share
+        return Cost(dtype, (flops - less, own - less), (repeated - less_again, skipped - own - less_again))
 
     def _spend(
-        self, module: str, phase: FlopPhase, operator: Operator, cost: Cost | None, may_have_flops: bool = True
-    ) -> Cell:
-        """Adds the FLOPs of one call, or lists it if what it costs is not known; returns its cell."""
+        self,
+        place: Place,
+        operator: Operator,
+        cost: Cost | None,
+        moved: tuple[int, int] = (0, 0),
+        *,
+        may_have_flops: bool = True,
+    ) -> None:
+        """Adds one call that no formula stands for, and lists it if what it costs is not known."""
         totals = self._totals
-        totals.unread.pop(module, None)
+        totals.unread.pop(place.module, None)
         if cost is None:
-            totals.list(operator.name, module, may_have_flops)
-            return totals.cell(module, phase, operator.name)
-        flops, skipped, repeated, skipped_again, dtype = cost
-        if operator.entry.estimate:
-            totals.estimates[operator.name] = operator.entry.estimate
-        cell = totals.cell(module, phase, operator.name, dtype)
-        totals.add(cell, phase, dtype, flops, skipped)
-        if repeated:  # its bytes stay with the backward, in whose kernel it runs
-            again = totals.cell(module, "recompute", operator.name, dtype)
-            totals.add(again, "recompute", dtype, repeated, skipped_again)
-        return cell
+            totals.list(operator.name, place.module, may_have_flops)
+            cost = Cost("", (0, 0))
+        elif operator.estimate:
+            totals.estimates[operator.name] = operator.estimate
+        flops, skipped = cost.own
+        totals.add(place, operator.name, cost.dtype, flops=flops, skipped=skipped, moved=moved)
+        if any(cost.repeated):  # its bytes stay with the backward, in whose kernel it runs
+            flops, skipped = cost.repeated
+            its = place._replace(phase="recompute")
+            totals.add(its, operator.name, cost.dtype, calls=0, flops=flops, skipped=skipped)
 
     # ---- what no dispatcher shows
 
@@ -255,23 +268,24 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
         What an operator launches is the operator's, which is counted, or listed itself.
         """
-        state = self._threads.state
-        if state.paused or state.by_graph or not is_pushed(self):
-            return
-        module, phase = state.place(True)
-        if not state.stands_for(module, phase):
-            self._totals.list(name, self._region(state, module, phase), may_have_flops)
+        if not self._state.by_graph and is_pushed(self):
+            place = self._state.place(True)
+            if not place.stands:
+                self._totals.list(name, self._in_region(place).module, may_have_flops)
 
     def kernel_launches(self, kernel: Any, *_: Any, warmup: bool = False, **__: Any) -> None:
         """A Triton kernel is launched by Python."""
         if not warmup:
-            name = getattr(getattr(kernel, "fn", kernel), "__name__", type(kernel).__name__)
-            self.list_unseen(f"triton.{name}", multiplies(kernel))
+            self.list_unseen(f"triton.{kernel_name(kernel)}", multiplies(kernel))
+
+    def graph_replays(self, graph: Any) -> None:
+        """A CUDA graph is replayed."""
+        self.list_unseen("cuda.graph_replay")
 
     def graph_runs(self, graph: Any, inputs: Any) -> Ends | None:
         """A graph of inductor's is called, and counted from its text; returns what is called when it has ended."""
-        state, text = self._threads.state, str(getattr(graph, "inductor_post_grad_graph_str", ""))
-        if state.paused or state.by_graph or not self.is_on():
+        state, text = self._state, str(getattr(graph, "inductor_post_grad_graph_str", ""))
+        if state.by_graph or not is_pushed(self):
             return None
         if self._lives is not None:
             self._lives.has_unseen = True  # what it allocates no operator shows
@@ -288,56 +302,49 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         def ends(result: Any, error: BaseException | None) -> None:
             state.by_graph = False
             if error is None:
-                self._count_graph(state, calls, lines_that_repeat(text) is not None)
+                self._count_graph(calls, lines_that_repeat(text) is not None)
 
         return ends
 
-    def _graph_call(self, one: Product) -> tuple[Operator, Cost | None, tuple[int, int], bool]:
-        """The operator of a call in a graph, its cost, the bytes it writes and reads, and whether it repeats.
+    def _graph_call(self, one: Product) -> GraphCall:
+        """How a call in a graph counts.
 
         Raises:
             Exception: whatever a formula raises.
         """
-        operator, cost = self._operator(one.function), None
-        written = operator.bytes_written(one.args, one.out)
-        read = operator.bytes_read(one.args, one.kwargs, written)
+        operator, cost = lookup(one.function), None
         try:
             if operator.counted and not counts_when_run(one.kwargs):
                 cost = self._cost(operator, one.args, one.kwargs, one.out, one.on_cuda)
         except Exception:
             if operator.keywords is not None:
                 raise  # it is none of higher order: the dispatcher sees it run, with all values
-        return operator, cost, (written, read), one.repeats
+        return operator, cost, operator.moved(one.args, one.kwargs, one.out), one.repeats
 
-    def _count_graph(
-        self, state: ThreadState, calls: list[tuple[Operator, Cost | None, tuple[int, int], bool]], is_split: bool
-    ) -> None:
-        module, phase = state.place(True)
-        if state.stands_for(module, phase):
+    def _count_graph(self, calls: list[GraphCall], is_split: bool) -> None:
+        place = self._with_node(self._in_region(self._state.place(True)), ())
+        if place.stands:
             return
-        module = self._region(state, module, phase)
-        if phase == "backward" and calls and not is_split and (current_node() is None or is_compiled(current_node())):
-            self._note_unread(module)
-        with self._totals.lock:
-            self._totals.made = self._node_made(state, ())
-            self._totals.unread.pop(module, None)
-            for operator, cost, moved, repeats in calls:
-                its: FlopPhase = "recompute" if repeats and phase == "backward" else phase
-                cell = self._spend(module, its, operator, cost)
-                cell.calls += 1
-                cell.moves(*moved)
+        is_backward = place.phase == "backward"
+        if is_backward and calls and not is_split and (current_node() is None or is_compiled(current_node())):
+            self._note_unread(place.module)
+        self._totals.unread.pop(place.module, None)
+        for operator, cost, moved, repeats in calls:
+            its = place._replace(phase="recompute") if repeats and is_backward else place
+            self._spend(its, operator, cost, moved)
 
-    def _region(self, state: ThreadState, caller: str, phase: str) -> str:
-        """Name of the running module, hooks or not, where compiled code of a module called *caller* may run."""
-        if not self.in_place or phase not in _FORWARDS:
-            return caller
+    def _in_region(self, place: Place) -> Place:
+        """Where compiled code of the place's module may run: the running module, hooks or not."""
+        if not self.in_place or place.phase not in _FORWARDS:
+            return place
         region = next((module for module in calling_modules() if module in self.in_place), None)
-        name = None if region is None else self._names.name_for(region, caller)
-        if name is None or name == caller:
-            return caller
+        name = None if region is None else self._names.name_for(region, place.module)
+        if name is None or name == place.module:
+            return place
         if not is_grad_enabled():  # the region has only one autograd node, and it was made just before
-            state.nodes.insert(sequence_number() - 1, name)
-        return name
+            self._state.nodes.insert(sequence_number() - 1, Place(name))
+            self._state.mark()
+        return place._replace(module=name)
 
     def _note_unread(self, module: str) -> None:
         self._totals.note(
@@ -347,88 +354,60 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     # ---- what has a formula of its own
 
-    def function_runs(self, entry: Entry) -> Callable[..., None]:
-        """A registered autograd function or kernel runs: its formula stands for all that runs there.
+    def function_runs(self, operator: Operator) -> Callable[..., None]:
+        """A registered autograd function, module or kernel runs: its formula stands for all that runs there.
 
-        Returns what is called when it has ended, with its arguments, its keyword arguments and its result if it has
-        returned.
+        Returns what is called when it has ended, with its arguments, its keyword arguments, its result and, of a
+        module, itself if it has returned.
         """
-        state = self._threads.state
-        depth, start = len(state.functions), sequence_number()
-        state.functions.append(state.place(True)[1])
+        state, owner, start = self._state, object(), sequence_number()
+        if not is_pushed(self):
+            return lambda *call: None
+        state.push(*state.place(True)[:2], owner, stands=True)
 
         def ends(*call: Any) -> None:
-            stopped = len(state.functions) <= depth  # counting has ended meanwhile
-            del state.functions[depth:]
-            if not (stopped or state.paused):
+            if state.leave(owner) is not None:  # otherwise counting has ended meanwhile
                 failed = partial(self._totals.failed, "an autograd function")
-                guarded(failed, self._function_ran, state, entry, start, *call)
+                guarded(failed, self._function_ran, operator, start, *call)
 
         return ends
 
-    def _function_ran(self, state: ThreadState, entry: Entry, start: int, *call: Any) -> None:
-        module, phase = state.place(bool(call))
+    def _function_ran(self, operator: Operator, start: int, *call: Any) -> None:
+        place = self._state.place(bool(call))
         if not call:
-            if entry.name in backwards and current_node() is not None:
+            if operator.name in backwards and current_node() is not None:
                 # A checkpoint ends a repeated forward where it has all it needs: what that cost is not known.
-                self._totals.list(entry.name, module, True)
-        elif is_pushed(self) and not state.stands_for(module, phase):
+                self._totals.list(operator.name, place.module, True)
+        elif is_pushed(self) and not place.stands:
             *call_of, owner = call
-            with self._totals.lock:
-                self._totals.made = self._node_made(state, call_of[:2])
-                self._count(state, module, phase, Operator(None, entry), *call_of).calls += 1
-            if owner is not None and entry.name not in self._failing:
-                self._watch_backward(state, entry, start, module, owner, *call_of)
+            self._count(self._with_node(place, call_of[:2]), operator, *call_of)
+            if owner is not None and operator.name not in self._failing:
+                self._watch_backward(operator, start, place.module, owner, *call_of)
 
-    def _watch_backward(
-        self, state: ThreadState, entry: Entry, start: int, module: str, owner: nn.Module, *call: Any
-    ) -> None:
+    def _watch_backward(self, operator: Operator, start: int, module: str, owner: nn.Module, *call: Any) -> None:
         """Has the backward of a forward counted that has a formula, where it comes to what the forward returned."""
         args, kwargs, out = call
         made = {one.grad_fn for one in tensors_in(tree_leaves(out)) if one.grad_fn is not None}
         made = {node for node in made if start <= node_sequence(node) < sequence_number()}
         if not made:
             return
-        compute, times = backwards[entry.name], 1
+        compute, times = backwards[operator.name], 1
         if compute is None:
-            compute = entry.compute
+            compute = operator.compute
             given = any(one.requires_grad for one in tensors_in(tree_leaves((args, kwargs))))
             times = given + any(one.requires_grad for one in owner.parameters())
         # What it costs is known now: nothing of the call is kept until its backward.
         flops = times * whole_flops(getattr(work := compute(args, kwargs, out), "flops", work))
-        operator = Operator(None, Entry(f"{entry.name}.backward", "formula"))
-        cost = (flops, 0, 0, 0, dtype_name(entry.dtype_of(args, kwargs, out)))
+        its = Operator(f"{operator.name}.backward", "formula")
+        cost = Cost(dtype_name(operator.dtype_of(args, kwargs, out)), (flops, 0))
         tasks = set[int]()
 
         def begins(*_: Any) -> None:
-            now = self._threads.state
-            if is_pushed(self) and not now.paused and graph_task_id() not in tasks:
+            if is_pushed(self) and graph_task_id() not in tasks:
                 tasks.add(graph_task_id())
-                its, phase = now.place(True)
-                with self._totals.lock:
-                    self._spend(str(its), phase, operator, cost).calls += 1
+                self._spend(self._state.place(True), its, cost)
 
         for node in made:
             node.register_prehook(partial(guarded, partial(self._totals.failed, "the backward of a module"), begins))
-        state.stand_for(start, module)
-
-
-def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int]:
-    """FLOPs of the running phase and those of them that a mask rules out; the same of what the call repeats.
-
-    Raises:
-        ValueError: the FLOPs are no whole number, or negative.
-    """
-    if not isinstance(work, Work):
-        return work if type(work) is int and work >= 0 else whole_flops(work), 0, 0, 0
-    flops, repeated, skipped = whole_flops(work.flops), work.recompute, work.skipped
-    # A mask skips the same share of every product over the score matrix.
-    own = skipped * flops // (flops + repeated) if skipped else 0
-    again = skipped - own
-    if halve_causal and work.causal:
-        # Only the count is halved; what runs stays the same. So the skipped share is smaller, or even negative.
-        own -= flops - flops // 2
-        again -= repeated - repeated // 2
-        flops //= 2
-        repeated //= 2
-    return flops, own, repeated, again
+        self._state.nodes.mark(Place(module, stands=True), start)
+        self._state.mark()

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.measure.batches import held_in
 from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
-from lightning_flops.measure.torch_private.needed import DispatchMode, new_fake_mode, push, remove, tree_map_only
+from lightning_flops.measure.torch_private.needed import DispatchMode, new_fake_mode, tree_map_only
 from lightning_flops.measure.torch_private.optional import put_tensors
 from lightning_flops.records import FlopRecord
 from lightning_flops.units import shown
@@ -50,14 +50,11 @@ def refuse_lazy(model: nn.Module) -> None:
     """Raise a LightningFlopsError if a module of *model* gets its parameters in its first call."""
     states = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     if lazy := sorted(name for name, tensor in states.items() if is_lazy(tensor)):
-        words = ", ".join(lazy)
-        raise LightningFlopsError(f"{words} of lazy modules have no shapes yet: call the model once before")
+        raise LightningFlopsError(f"{', '.join(lazy)} of lazy modules have no shapes yet: call the model once before")
 
 
 class Fakes(DispatchMode):  # type: ignore[no-untyped-call]
     """Entered above *mode*: knows which of its fake tensors are still held, and shapes that torch refuses to give."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, mode: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -66,12 +63,6 @@ class Fakes(DispatchMode):  # type: ignore[no-untyped-call]
         self.answers: dict[str, Callable[..., Any]] = {"aten._grouped_mm.default": _grouped_product}
         self.held: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  #: By their ids.
         self._of_meta: dict[int, torch.Tensor] = {}  #: Fakes of tensors on the meta device, by the ids of these.
-
-    def __enter__(self) -> None:
-        push(self)
-
-    def __exit__(self, *exc: object) -> None:
-        remove(self)
 
     def fake(self, real: torch.Tensor) -> torch.Tensor:
         """A fake tensor like *real*, the same one whenever the same is asked for: tied weights stay tied.

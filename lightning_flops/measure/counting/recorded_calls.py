@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NoReturn
 
 import torch
 
-from lightning_flops.measure.counting.formulas.contract import Unreadable, Work, tensors_in
+from lightning_flops.measure.counting.formulas.contract import Unreadable, Work, bytes_of, dtype_name, tensors_in
 from lightning_flops.measure.counting.formulas.registry import lookup, name_says_flops
-from lightning_flops.measure.counting.totals import bytes_of, dtype_name
 from lightning_flops.measure.torch_private.needed import is_composite, overloads_named, schema_of
 from lightning_flops.trace.columns import RecordedInputs, RecordedWork
 
@@ -43,8 +43,6 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "bool": torch.bool,
 }
 
-_NO_OPERATOR = "this torch has no such operator, and no formula is known for it"
-_OTHER_ARGUMENTS = "this torch has an operator of this name with other arguments, which its formula cannot read"
 _TENSOR_LISTS = ("tensorlist", "tensor[]")
 
 
@@ -75,7 +73,11 @@ def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
             role="unknown",
             operator=name,
             may_have_flops=_may_multiply(name, types),
-            reason=_OTHER_ARGUMENTS if overloads_named(operator) else _NO_OPERATOR,
+            reason=(
+                "this torch has an operator of this name with other arguments, which its formula cannot read"
+                if overloads_named(operator)
+                else "this torch has no such operator, and no formula is known for it"
+            ),
         )
     works = (_work(name, types, inputs, one) for one in found)
     first = next(works)
@@ -94,14 +96,16 @@ def _work(name: str, types: Sequence[str], inputs: RecordedInputs, function: Any
             reason="it has no formula" if unknown else "",
         )
     try:
-        own = _last(inputs, len(schema.arguments))
-        values = {one.name: _value(one, place, own) for place, one in enumerate(schema.arguments)}
+        # The last arguments are the call's: TorchScript records all that its interpreter has on the stack.
+        start = max(0, len(types) - len(schema.arguments))
+        dtype = next((_DTYPES[one] for one in types[start:] if one in _DTYPES), None)
+        values = {one.name: _value(one, place, inputs, dtype) for place, one in enumerate(schema.arguments, start)}
         kwargs = {one.name: values.pop(one.name) for one in schema.arguments if one.kwarg_only}
         args = tuple(values.values())
         out = _result(function, args, kwargs)
         answer = entry.compute(args, kwargs, out)
         work = answer if isinstance(answer, Work) else Work(answer)
-        dtype = dtype_name(entry.dtype_of(args, kwargs, out))
+        name_of_dtype = dtype_name(entry.dtype_of(args, kwargs, out))
     except Exception as error:  # a formula on shapes that no torch has written may raise anything
         known = isinstance(error, Unreadable)
         why = str(error) if known else f"its formula cannot read these shapes ({type(error).__name__})"
@@ -109,21 +113,12 @@ def _work(name: str, types: Sequence[str], inputs: RecordedInputs, function: Any
     return RecordedWork(
         role="composite" if composite else "counts",
         operator=name,
-        dtype=dtype,
+        dtype=name_of_dtype,
         flops=work.flops,
         recompute=work.recompute,
         skipped=work.skipped,
         bytes=None if isinstance(out, _NotWritten) else bytes_of([*tensors_in((*args, *kwargs.values(), out))]),
     )
-
-
-def _last(inputs: RecordedInputs, count: int) -> RecordedInputs:
-    """The last arguments, which are a call's own: TorchScript records all that its interpreter has on the stack."""
-    if len(inputs.types) <= count:
-        return inputs
-    columns: dict[str, Any] = {name: getattr(inputs, name) for name in ("dims", "types", "concrete", "strides")}
-    last: dict[str, Any] = {name: one if one is None else one[len(one) - count :] for name, one in columns.items()}
-    return RecordedInputs(**last)
 
 
 @lru_cache(maxsize=4096)
@@ -132,20 +127,19 @@ def _overloads(name: str, types: tuple[str, ...]) -> tuple[Any, ...]:
     overloads = overloads_named(name)
     found = [one for one in overloads if _takes(schema_of(one), types)]
     # What is left over of a call by TorchScript stands before its arguments.
-    for one in sorted(overloads, key=lambda one: -len(schema_of(one).arguments)):
-        count = len(schema_of(one).arguments)
-        if 0 < count < len(types) and _takes(schema_of(one), types[-count:]):
-            found.append(one)
+    found.sort(key=lambda one: -len(schema_of(one).arguments))
     if not found and overloads and (lookup(overloads[0]).kind != "formula" or is_composite(overloads[0])):
         found = overloads[:1]  # a formula would take arguments of another version of torch for those that it knows
     return tuple(found)
 
 
 def _takes(schema: Any, types: Sequence[str]) -> bool:
-    """Whether a call with arguments of these types can be one of this overload."""
-    if len(schema.arguments) != len(types):
-        return False
-    return all(_fits(str(argument.type), written) for argument, written in zip(schema.arguments, types, strict=True))
+    """Whether a call whose last arguments are of these types can be one of this overload."""
+    count = len(schema.arguments)
+    own = types[len(types) - count :] if 0 < count <= len(types) else types
+    return len(own) == count and all(
+        _fits(str(argument.type), written) for argument, written in zip(schema.arguments, own, strict=True)
+    )
 
 
 def _fits(declared: str, written: str) -> bool:
@@ -158,39 +152,40 @@ def _fits(declared: str, written: str) -> bool:
 
 
 def _may_multiply(name: str, types: Sequence[str]) -> bool:
-    dtypes = [_DTYPES[one] for one in types if one in _DTYPES]
-    return name_says_flops(name.partition(".")[2]) or any(one.is_floating_point or one.is_complex for one in dtypes)
+    return name_says_flops(name.partition(".")[2]) or any(
+        _DTYPES[one].is_floating_point or _DTYPES[one].is_complex for one in types if one in _DTYPES
+    )
 
 
-def _value(argument: Any, place: int, inputs: RecordedInputs) -> Any:
-    """The argument at a *place* of a call; a tensor is a meta tensor."""
+def _value(argument: Any, place: int, inputs: RecordedInputs, of_lists: torch.dtype | None) -> Any:
+    """The argument at a *place* of a call; a tensor is a meta tensor. Those of a list are *of_lists*."""
     declared, written = str(argument.type), str(_at(inputs.types, place) or "").lower()
     missing = _NotWritten(f"the argument {argument.name}")
     if "Tensor" in declared:
-        return _tensors(declared, written, place, inputs, missing)
+        return _tensors(declared, written, place, inputs, of_lists, missing)
     text = None if inputs.concrete is None else _at(inputs.concrete, place)
     if isinstance(text, str) and text:
-        try:
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             return ast.literal_eval(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return missing
+        return missing
     if not written and declared.startswith("Optional"):
         return None
     # What a result is scaled by: no shape and no count depends on it.
     return argument.default_value if declared == "number" and argument.default_value is not None else missing
 
 
-def _tensors(declared: str, written: str, place: int, inputs: RecordedInputs, missing: _NotWritten) -> Any:
+def _tensors(
+    declared: str, written: str, place: int, inputs: RecordedInputs, of_lists: torch.dtype | None, missing: _NotWritten
+) -> Any:
     dims, strides = _at(inputs.dims, place), None if inputs.strides is None else _at(inputs.strides, place)
     if declared in ("Tensor", "Optional[Tensor]"):
         is_none = declared != "Tensor" and not written
         return None if is_none else _tensor(dims, strides, _DTYPES.get(written), missing)
     if not isinstance(dims, Sequence) or written not in _TENSOR_LISTS:
         return missing
-    # A list's dtype is not written. Its tensors' shapes are what formulas ask for.
-    known = next((dtype for one in inputs.types if (dtype := _DTYPES.get(str(one).lower()))), None)
+    # Their shapes are what formulas ask for.
     many = strides if isinstance(strides, Sequence) and len(strides) == len(dims) else [None] * len(dims)
-    return [_tensor(one, its, known, missing) for one, its in zip(dims, many, strict=True)]
+    return [_tensor(one, its, of_lists, missing) for one, its in zip(dims, many, strict=True)]
 
 
 def _at(values: Sequence[Any], place: int) -> Any:

@@ -9,16 +9,17 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from types import FrameType, SimpleNamespace
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.signals import Undo
 
 MISSING: list[str] = []  #: Names, as ``module:attribute``, that counting needs and this torch lacks.
 
@@ -38,39 +39,36 @@ def take(path: str, *stand_in: Any) -> Any:
         return None
 
 
-def take_all(**paths: str) -> Any:
-    """What torch has under each of *paths*, as attributes of the names that these are given by."""
-    return SimpleNamespace(**{name: take(path) for name, path in paths.items()})
-
-
 #: What only this file uses.
-_C = take_all(
+_NAMES = {
     # Autograd: the code of the engine and of a module's call, and what a node has, of every kind or of none.
-    engine_code="torch.autograd.graph:_engine_run_backward.__code__",
-    call_code="torch.nn:Module._wrapped_call_impl.__code__",
-    Context="torch.autograd.function:BackwardCFunction",
-    sequence="torch._C:_functions.AccumulateGrad._sequence_nr",
+    "engine_code": "torch.autograd.graph:_engine_run_backward.__code__",
+    "call_code": "torch.nn:Module._wrapped_call_impl.__code__",
+    "Context": "torch.autograd.function:BackwardCFunction",
+    "sequence": "torch._C:_functions.AccumulateGrad._sequence_nr",
     # Marks on code that is not to be compiled
-    mark="torch._C._dynamo.eval_frame:set_code_exec_strategy",
-    Action="torch._C._dynamo.eval_frame:_FrameAction",
-    Strategy="torch._C._dynamo.eval_frame:_FrameExecStrategy",
+    "mark": "torch._C._dynamo.eval_frame:set_code_exec_strategy",
+    "Action": "torch._C._dynamo.eval_frame:_FrameAction",
+    "Strategy": "torch._C._dynamo.eval_frame:_FrameExecStrategy",
     # Modes
-    push="torch._C:_push_on_torch_dispatch_stack",
-    pop="torch._C:_pop_torch_dispatch_stack",
-    mode_at="torch._C:_get_dispatch_stack_at",
-    set_excluded="torch._C:_dispatch_tls_set_dispatch_key_excluded",
-    keys="torch._C:_TorchDispatchModeKey",
-    mode_of_key="torch._C:_get_dispatch_mode",
-    FakeTensorMode="torch._subclasses.fake_tensor:FakeTensorMode",
+    "push": "torch._C:_push_on_torch_dispatch_stack",
+    "pop": "torch._C:_pop_torch_dispatch_stack",
+    "mode_at": "torch._C:_get_dispatch_stack_at",
+    "set_excluded": "torch._C:_dispatch_tls_set_dispatch_key_excluded",
+    "keys": "torch._C:_TorchDispatchModeKey",
+    "mode_of_key": "torch._C:_get_dispatch_mode",
+    "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
     # Kernels; those registered from Python by ``namespace/operator/key``
-    has_kernel="torch._C:_dispatch_has_kernel_for_dispatch_key",
-    written_in_python="torch.library:_impls",
-    key_of_device="torch._C:_dispatch_key_for_device",
-    key_set="torch._C:DispatchKeySet",
-    as_before_modes="torch._C:_RestorePythonTLSSnapshot",  # inside, the dispatcher is as when the operator was called
-    below_autograd="torch._C:_AutoDispatchBelowAutograd",
-    include_key="torch._C:_dispatch_tls_set_dispatch_key_included",
-)
+    "has_kernel": "torch._C:_dispatch_has_kernel_for_dispatch_key",
+    "written_in_python": "torch.library:_impls",
+    "key_of_device": "torch._C:_dispatch_key_for_device",
+    "key_set": "torch._C:DispatchKeySet",
+    # Inside, the dispatcher is as when the operator was called.
+    "as_before_modes": "torch._C:_RestorePythonTLSSnapshot",
+    "below_autograd": "torch._C:_AutoDispatchBelowAutograd",
+    "include_key": "torch._C:_dispatch_tls_set_dispatch_key_included",
+}
+_C: Any = SimpleNamespace(**{name: take(path) for name, path in _NAMES.items()})
 
 
 def require_all() -> None:
@@ -122,24 +120,21 @@ def frames_outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def function_in_forward() -> Any:
-    """The ``autograd.Function`` in whose forward the running code is; None where in none.
+def is_in_function() -> bool:
+    """Whether the running code is in the forward of an ``autograd.Function``.
 
     Such code runs with grad disabled although a backward will follow: custom functions, compiled regions, and the
     first pass of reentrant checkpointing.
     """
     for frame in frames_outwards(sys._getframe()):
         code = frame.f_code
-        if code is _APPLY_CODE:
-            return frame.f_locals.get("cls", torch.autograd.Function)
         # No other frame's variables are looked at: in a user's they would be kept beyond their time.
-        if _APPLY_CODE is None and code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
-            context = frame.f_locals.get("ctx")
-            if isinstance(context, _C.Context):
-                return context._forward_cls
+        may_be = _APPLY_CODE is None and code.co_name == "forward" and code.co_varnames[:1] == ("ctx",)
+        if code is _APPLY_CODE or (may_be and isinstance(frame.f_locals.get("ctx"), _C.Context)):
+            return True
         if code is _C.engine_code:
-            return None  # what is further out is the code that called backward()
-    return None
+            return False  # what is further out is the code that called backward()
+    return False
 
 
 def is_custom_backward() -> bool:
@@ -174,16 +169,11 @@ def hide(function: Callable[..., Any], *, alone: bool = False) -> bool:
 # ---- dispatch modes: a thread's stack of them, and how to hide work from them. On one thread ``with mode:`` is enough.
 # But it keeps flags for the whole process, and these end up wrong if several threads enter and leave in turn.
 
-DispatchMode: TypeAlias = TorchDispatchMode
-
 #: How many modes are on this thread's stack, without those whose handlers run now.
 depth: Callable[[], int] = take("torch._C:_len_torch_dispatch_stack")
 
 #: Inside, no dispatch mode sees what runs: neither ours, nor the user's, nor a tracer.
 modes_off: Callable[[], AbstractContextManager[Any]] = take("torch.utils._python_dispatch:_disable_current_modes")
-
-#: Is pushed and taken off again, which sets torch's flag for modes.
-_NOOP_MODE = DispatchMode()  # type: ignore[no-untyped-call]
 
 
 def set_flag_of_modes() -> None:
@@ -211,29 +201,25 @@ def is_in_compiled_call(ending: int) -> bool:
     return "compile_wrapper" in names[ending:]
 
 
-def _is_ours(mode: Any) -> bool:
-    return type(mode).__module__.startswith("lightning_flops.")
-
-
-def push(mode: DispatchMode, *, under_others: bool = False) -> None:
+def push(mode: TorchDispatchMode, *, under_others: bool = False) -> None:
     """Puts *mode* on top of this thread's stack.
 
     *under_others*: under all that were pushed by others since the latest of ours. Whoever leaves a mode takes the
     topmost one off, which may be another one if that was pushed meanwhile.
     """
     above = []
-    while under_others and depth() and not _is_ours(_C.mode_at(depth() - 1)):
+    while under_others and depth() and not type(_C.mode_at(depth() - 1)).__module__.startswith("lightning_flops."):
         above.append(_C.pop(None))
     for each in (mode, *reversed(above)):
         _C.push(each)
 
 
-def is_pushed(mode: DispatchMode) -> bool:
+def is_pushed(mode: TorchDispatchMode) -> bool:
     """Whether *mode* is on this thread's stack, under whatever other modes."""
     return any(_C.mode_at(place) is mode for place in range(depth()))
 
 
-def remove(mode: DispatchMode) -> None:
+def remove(mode: TorchDispatchMode) -> None:
     """Removes the topmost *mode* from this thread's stack; modes above it stay in place."""
     if not is_pushed(mode):
         return
@@ -244,14 +230,20 @@ def remove(mode: DispatchMode) -> None:
         _C.push(other)
 
 
-@contextmanager
-def pushed(mode: Any) -> Iterator[None]:
-    """Inside, *mode* is on top of the stack: within its own handler it would not be."""
-    _C.push(mode)
-    try:
-        yield
-    finally:
-        remove(mode)
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that ``with`` puts on top of this thread's stack, also within its own handler, where it is not on it."""
+
+    supports_higher_order_operators = True
+
+    def __enter__(self) -> Any:
+        push(self)
+
+    def __exit__(self, *exc: object) -> None:
+        remove(self)
+
+
+#: Is pushed and taken off again, which sets torch's flag for modes.
+_NOOP_MODE = DispatchMode()  # type: ignore[no-untyped-call]
 
 
 _CONJUGATE, _NEGATIVE = torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative
@@ -326,11 +318,12 @@ def run_python_kernel(
     """Calls the kernel from within a mode's handler as torch would without any mode; *mode* sees what it runs."""
     # What a custom operator has for autograd switches autograd off for the kernel. It is off from where it is made on.
     # Torch begins that where its guard is made, so it is made inside of the other one.
-    with _C.as_before_modes(), _C.below_autograd() if _is_in_python(function, "Autograd") else nullcontext():
+    below_autograd = _C.below_autograd if _is_in_python(function, "Autograd") else nullcontext
+    with _C.as_before_modes(), below_autograd():
         if mode is None:
             for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
                 _C.include_key(key, False)
-        with nullcontext() if mode is None else pushed(mode):
+        with mode or nullcontext():
             return function.redispatch(keys, *args, **kwargs)
 
 
@@ -375,3 +368,30 @@ tree_map_only: Any = take("torch.utils._pytree:tree_map_only")  #: Maps a functi
 
 #: The elements that a COO tensor stores.
 stored: Callable[[torch.Tensor], torch.Tensor] = operator.methodcaller("_values")
+
+
+# ---- torch before 2.9, whose compiler leaves out of compiled code what a dispatch mode would see, and whose operators
+# of higher order refuse a mode that they have no rule for. It goes when these versions are no longer served.
+
+IS_BEFORE_2_9 = not hasattr(TorchDispatchMode, "ignore_compile_internals")
+
+
+def run_uncompiled(undo: Undo, mode: type[DispatchMode]) -> None:
+    """Torch before 2.9 runs what is compiled as its Python until *undo* is closed; a newer one stays as it is.
+
+    Operators of higher order (flex attention, ``torch.cond``) get a rule for modes of the class *mode* for so long.
+    """
+    if not IS_BEFORE_2_9:
+        return
+    undo.enter_context(torch.compiler.set_stance("force_eager"))
+    for higher in take("torch._ops:_higher_order_ops", {}).values():
+        if mode not in higher.python_key_table:  # a counter around this one has it there, and takes it out
+            higher.python_key_table[mode] = functools.partial(_run_through, higher)
+            undo.callback(higher.python_key_table.pop, mode, None)
+
+
+def _run_through(higher: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
+    return mode.__torch_dispatch__(higher, (), args, kwargs)
+
+
+hide(_run_through)

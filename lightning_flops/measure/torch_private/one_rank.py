@@ -69,8 +69,7 @@ _group_named: Any = take("torch.distributed.distributed_c10d:_resolve_process_gr
 
 def ranks_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     """The ranks, of the whole job, that take part in this call of an operator of ``torch.distributed``."""
-    arguments = schema_of(function).arguments
-    given = {one.name: value for one, value in zip(arguments, args, strict=False)} | dict(kwargs)
+    given = {one.name: value for one, value in zip(schema_of(function).arguments, args, strict=False)} | dict(kwargs)
     group = given.get("process_group", given.get("group_name"))
     if isinstance(group, str):
         group = _group_named(group)

@@ -96,6 +96,11 @@ def triton_kernel(index: int) -> Any:
     return None if table is None else table.get_kernel(index)
 
 
+def kernel_name(kernel: Any) -> str:
+    """The name of a Triton kernel, or of the one in an autotuner or ``wrap_triton``."""
+    return str(getattr(getattr(kernel, "fn", kernel), "__name__", None) or type(kernel).__name__)
+
+
 def class_of_triton_kernels() -> Any:
     """The class of what ``@triton.jit`` returns, whose ``run`` launches it; one without where no Triton was loaded."""
     return getattr(sys.modules.get("triton.runtime.jit"), "JITFunction", object)

@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.measure.counting.flop_counter import FlopCounter
-from lightning_flops.measure.counting.formulas import registry
 from lightning_flops.measure.counting.formulas.registry import register_flop_formula
 from lightning_flops.pytorch import count_flops
 from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
@@ -158,27 +157,6 @@ def test_an_operator_whose_formula_gives_no_number_is_uncounted(answer: Any, cap
     assert counts.total == PhaseFlops()
     assert counts.uncounted["lightning_flops_tests.answers"].may_have_flops
     assert any("lightning_flops_tests.answers" in entry.getMessage() for entry in caplog.records)
-
-
-def test_a_formula_for_an_operator_that_does_not_exist_is_named_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "user_formulas", {})
-    register_flop_formula("lightning_flops_tests::late_product", lambda args, kwargs, out: 7)
-    register_flop_formula("aten::mm.outt", lambda args, kwargs, out: 7)
-    register_flop_formula("aten::mm.out", lambda args, kwargs, out: 7)
-
-    def named() -> list[str]:
-        with FlopCounter(None) as counter:
-            pass
-        return [note.split()[6].rstrip(",") for note in counter.record().notes]
-
-    assert named() == ["aten::mm.outt", "lightning_flops_tests::late_product"]
-
-    @torch.library.custom_op("lightning_flops_tests::late_product", mutates_args=())
-    def late_product(x: Tensor) -> Tensor:
-        return x.clone()
-
-    assert named() == ["aten::mm.outt"]
-    registry.entries.clear()
 
 
 def test_a_counter_entered_while_it_is_entered_counts_once() -> None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops import FlopsProfiler, count_flops
-from lightning_flops.measure.counting import totals
 from lightning_flops.measure.counting.attribution import ThreadState
 from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.counting.formulas import contract
 from tests.corpus.case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND
 from tests.left_on_torch import torch_state
 
@@ -82,8 +82,8 @@ def fails(*args: Any, **kwargs: Any) -> Any:
     ("owner", "name", "where"),
     [
         (ThreadState, "push", "a module's hook"),
-        (ThreadState, "depth_of", "a module's hook"),
-        (totals, "bytes_of", "an operator"),
+        (ThreadState, "leave", "a module's hook"),
+        (contract, "bytes_of", "an operator"),
     ],
 )
 def test_what_fails_while_a_model_runs(owner: Any, name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_flops.measure.counting.attribution import tf32_operators
 from lightning_flops.measure.counting.flop_counter import FlopCounter
-from lightning_flops.measure.counting.totals import tf32_operators
 
 ROWS = torch.arange(12.0).view(6, 2)
 MASK = torch.tensor([True, False, True, True, False, False])

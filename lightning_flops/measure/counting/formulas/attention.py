@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy
 from torch import Tensor, arange, int64
@@ -41,16 +41,7 @@ _TOP_LEFT, _BOTTOM_RIGHT = 1, 2  # values of the memory-efficient kernels' custo
 Matrices = Sequence[tuple[int, int, int]]
 
 
-class Call(NamedTuple):
-    """What one call of a fused kernel multiplies."""
-
-    entries: int  #: Entries of all its score matrices.
-    skipped: int = 0  #: Scores that the mask rules out.
-    causal: bool = False  #: Whether it was flagged causal.
-    by_values: bool = False  #: The sizes of the matrices are data-dependent.
-
-
-def _call(
+def _entries(
     matrices: Matrices,
     causal: bool,
     left: int | None = None,
@@ -58,17 +49,18 @@ def _call(
     *,
     bottom_right: bool = False,
     by_values: bool = False,
-) -> Call:
-    """Query i sees the keys from ``i - left`` to ``i + right``; None is no bound.
+) -> Work:
+    """The entries of all score matrices, each of one FLOP, and those that the mask rules out.
 
-    *bottom_right*: the last query lines up with the last key; else the first with the first.
+    Query i sees the keys from ``i - left`` to ``i + right``; None is no bound. *bottom_right*: the last query lines up
+    with the last key; else the first with the first.
     """
     entries = sum(map(prod, matrices))
     seen = sum(
         heads * _seen(queries, keys, left, right, keys - queries if bottom_right else 0)
         for heads, queries, keys in matrices
     )
-    return Call(entries, entries - seen, bool(causal), by_values)
+    return Work(entries, skipped=entries - seen, causal=bool(causal), by_values=by_values)
 
 
 def _seen(queries: int, keys: int, left: int | None, right: int | None, shift: int) -> int:
@@ -81,15 +73,15 @@ def _seen(queries: int, keys: int, left: int | None, right: int | None, shift: i
     return int((ends - begins).sum())
 
 
-def _work(call: Call, head_size: int, value_size: int, *, is_backward: bool) -> Work:
+def _work(entries: Work, head_size: int, value_size: int, *, is_backward: bool) -> Work:
     """Two products over each score matrix; of a backward four, and the scores once more."""
     asked = executed = 2 * (head_size + value_size)
     if is_backward:
         query, key, value, *bias = _asked()
         asked = 2 * (value_size * (value + max(query, key, *bias)) + head_size * (query + key))
         executed += executed + 2 * head_size
-    repeated = (executed - asked) * call.entries
-    return Work(asked * call.entries, repeated, executed * call.skipped, call.causal, call.by_values)
+    flops, repeated, skipped = asked * entries.flops, (executed - asked) * entries.flops, executed * entries.skipped
+    return entries._replace(flops=flops, recompute=repeated, skipped=skipped)
 
 
 def _asked() -> list[bool]:
@@ -102,8 +94,7 @@ def _asked() -> list[bool]:
 
 def heads_first(query: Tensor, key: Tensor) -> Matrices:
     """Score matrices of (…, heads, sequence, head size) operands; nested ones give one for each sample."""
-    pairs = zip(sizes_of(query), sizes_of(key), strict=True)
-    return [(prod(q[:-2]), q[-2], k[-2]) for q, k in pairs]
+    return [(prod(q[:-2]), q[-2], k[-2]) for q, k in zip(sizes_of(query), sizes_of(key), strict=True)]
 
 
 def _has_values(offsets: Tensor | None) -> TypeGuard[Tensor]:
@@ -129,9 +120,9 @@ def sequence_first(
     return [(heads, q, k) for q, k in zip(queries, keys, strict=True)]
 
 
-def fused(query: Tensor, key: Tensor, causal: bool) -> Call:
+def fused(query: Tensor, key: Tensor, causal: bool) -> Work:
     """Kernels behind ``scaled_dot_product_attention``: a causal mask starts at the first query and key."""
-    return _call(heads_first(query, key), causal, right=0 if causal else None)
+    return _entries(heads_first(query, key), causal, right=0 if causal else None)
 
 
 def flash(
@@ -143,7 +134,7 @@ def flash(
     left: int | None,
     right: int | None,
     *cache: Tensor | None,
-) -> Call:
+) -> Work:
     """Flash attention's kernels: sequence before heads, packed when there are offsets.
 
     They spell "no bound" of a window as -1 or None, and line the last query up with the last key.
@@ -151,7 +142,7 @@ def flash(
     left = None if left is None or left < 0 else int(left)
     right = 0 if causal else None if right is None or right < 0 else int(right)
     matrices = sequence_first(query, key, query_offsets, key_offsets, *cache)
-    return _call(matrices, causal, left, right, bottom_right=True, by_values=_has_values(query_offsets))
+    return _entries(matrices, causal, left, right, bottom_right=True, by_values=_has_values(query_offsets))
 
 
 def _efficient(
@@ -162,34 +153,14 @@ def _efficient(
     mask_type: int,
     size: int | None,
     *cache: Tensor | None,
-) -> Call:
+) -> Work:
     """The memory-efficient kernels: sequence before heads; packed operands have a batch of one and offsets."""
     causal = mask_type in (_TOP_LEFT, _BOTTOM_RIGHT)
     # The kernel's window holds the query's own key and those before it.
     left = size - 1 if causal and size is not None and size > 0 else None
     matrices = sequence_first(query, key, query_offsets, key_offsets, *cache)
     right, last_first = 0 if causal else None, mask_type == _BOTTOM_RIGHT
-    return _call(matrices, causal, left, right, bottom_right=last_first, by_values=_has_values(query_offsets))
-
-
-def _flex_call(query: Tensor, key: Tensor, block_mask: Sequence[Any]) -> Call:
-    """Flex attention: the kernel skips the blocks that the mask does not keep.
-
-    ``BlockMask.as_tuple()`` is (queries, keys, kept blocks per row, their columns, full blocks per row, their columns,
-    …, block rows, block columns, mask function); the counts are (batch or 1, heads or 1, rows of blocks).
-    """
-    heads, queries, keys = prod(query.shape[:-2]), int(query.shape[-2]), int(key.shape[-2])
-    partial, partial_columns, full, full_columns = block_mask[2:6]
-    tall, wide = int(block_mask[-3]), int(block_mask[-2])
-    entries = heads * queries * keys
-    if partial is None or (tall >= queries and wide >= keys):
-        return Call(entries)
-    kept = sum(
-        _entries_in_blocks(counts, columns, (queries, keys), (tall, wide))
-        for counts, columns in ((partial, partial_columns), (full, full_columns))
-        if counts is not None
-    )
-    return Call(entries, entries - kept * (heads // max(prod(partial.shape[:-1]), 1)))
+    return _entries(matrices, causal, left, right, bottom_right=last_first, by_values=_has_values(query_offsets))
 
 
 def _entries_in_blocks(counts: Tensor, columns: Tensor, lengths: tuple[int, int], block: tuple[int, int]) -> int:
@@ -205,10 +176,24 @@ def _entries_in_blocks(counts: Tensor, columns: Tensor, lengths: tuple[int, int]
 
 
 def _flex(is_backward: bool, args: Arguments, kwargs: Keywords, out: Any) -> Work:
-    """``flex_attention(query, key, value, score_mod, block_mask, …)``, or its backward, with the mask elsewhere."""
-    query, key, value = args[:3]
-    call = _flex_call(query, key, args[9 if is_backward else 4])
-    return _work(call, int(query.shape[-1]), int(value.shape[-1]), is_backward=is_backward)
+    """``flex_attention(query, key, value, score_mod, block_mask, …)``, or its backward, with the mask elsewhere.
+
+    The kernel skips the blocks that the mask does not keep. ``BlockMask.as_tuple()`` is (queries, keys, kept blocks per
+    row, their columns, full blocks per row, their columns, …, block rows, block columns, mask function); the counts are
+    (batch or 1, heads or 1, rows of blocks).
+    """
+    (query, key, value), block_mask = args[:3], args[9 if is_backward else 4]
+    heads, lengths = prod(query.shape[:-2]), (int(query.shape[-2]), int(key.shape[-2]))
+    counts, columns, full, full_columns = block_mask[2:6]
+    block = int(block_mask[-3]), int(block_mask[-2])
+    entries = kept = heads * prod(lengths)
+    if counts is not None and not (block[0] >= lengths[0] and block[1] >= lengths[1]):
+        listed = [(counts, columns), (full, full_columns)]
+        kept = sum(_entries_in_blocks(*each, lengths, block) for each in listed if each[0] is not None)
+        kept *= heads // max(prod(counts.shape[:-1]), 1)
+    return _work(
+        Work(entries, skipped=entries - kept), int(query.shape[-1]), int(value.shape[-1]), is_backward=is_backward
+    )
 
 
 def native_multi_head(query: Tensor, key: Tensor, value: Tensor, qkv_weight: Tensor, out_weight: Tensor) -> int:
@@ -231,7 +216,7 @@ def encoder_layer(source: Tensor, qkv_weight: Tensor, out_weight: Tensor, *feed_
 
 
 def _kernel(
-    names: str, read: Callable[..., Call], arguments: str, operands: str = "query key value"
+    names: str, read: Callable[..., Work], arguments: str, operands: str = "query key value"
 ) -> dict[str, Rule]:
     """Rules of a fused kernel's operators, of which *read* says alike what query, key and *arguments* multiply.
 
@@ -244,10 +229,9 @@ def _kernel(
 
 
 def _kernel_work(
-    is_backward: bool, read: Callable[..., Call], query: Tensor, key: Tensor, value: Tensor, *rest: Any
+    is_backward: bool, read: Callable[..., Work], query: Tensor, key: Tensor, value: Tensor, *rest: Any
 ) -> Work:
-    call = read(query, key, *rest)
-    return _work(call, sizes_of(query)[0][-1], sizes_of(value)[0][-1], is_backward=is_backward)
+    return _work(read(query, key, *rest), sizes_of(query)[0][-1], sizes_of(value)[0][-1], is_backward=is_backward)
 
 
 _WINDOW = "window_size_left? window_size_right?"
@@ -267,7 +251,7 @@ ATTENTION_RULES: dict[str, Rule] = {
     # Separate products, called as one operator: nothing is skipped.
     **_kernel(
         "_scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps",
-        lambda query, key, causal: _call(heads_first(query, key), causal),
+        lambda query, key, causal: _entries(heads_first(query, key), causal),
         "is_causal",
     ),
     **_kernel(
@@ -283,7 +267,7 @@ ATTENTION_RULES: dict[str, Rule] = {
     # Heads first, as the fused operators, unless they are packed; so a causal mask starts at the first query and key.
     **_kernel(
         "_cudnn_attention_forward _cudnn_attention_backward",
-        lambda query, key, starts, stops, causal: _call(
+        lambda query, key, starts, stops, causal: _entries(
             sequence_first(query, key, starts, stops) if _has_values(starts) else heads_first(query, key),
             causal,
             right=0 if causal else None,

@@ -1,23 +1,23 @@
-"""What a formula is, what it answers, and how one is bound to an operator's schema."""
+"""What a formula is, what it answers, how one is bound to an operator's schema, and what else that says of a call."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_flops.measure.torch_private.needed import is_fake, modes_off
+from lightning_flops.measure.torch_private.needed import OpOverload, is_fake, modes_off, schema_of
 
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """FLOPs of one call of an operator, where a single number does not say them."""
 
     flops: int  #: Model FLOPs, which belong to the running phase; attention over the full score matrix.
@@ -43,9 +43,6 @@ class Unreadable(ValueError):
 
 RESULT = "->"  #: Stands for the call's result where a rule lists the arguments its formula reads.
 
-#: Real multiply-adds in a complex one: (a + bi)(c + di) is four products, and as many sums with what it is added to.
-COMPLEX_PRODUCT = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -61,8 +58,7 @@ class Rule:
 
 def rules(names: str, flops: Callable[..., int | Work], *rest: Any, **others: Any) -> dict[str, Rule]:
     """One ``Rule`` under each of *names*, those without a namespace in ``aten``."""
-    rule = Rule(flops, *rest, **others)
-    return {name if "::" in name else f"aten::{name}": rule for name in names.split()}
+    return {name if "::" in name else f"aten::{name}": Rule(flops, *rest, **others) for name in names.split()}
 
 
 #: The dtype that a peak is known for: a complex number's parts, a quantized number's integer.
@@ -85,12 +81,31 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from (item for item in value if isinstance(item, Tensor))
 
 
+def bytes_of(value: Any) -> int:
+    """Bytes of a tensor, or of the tensors in a list, tuple or dict; 0 for anything else."""
+    if isinstance(value, Tensor):
+        try:
+            return int(value.nbytes)
+        except (RuntimeError, TypeError):
+            return 0  # a sparse or opaque layout, or a subclass's
+    if isinstance(value, (list, tuple)):
+        return sum(map(bytes_of, value))
+    return sum(map(bytes_of, value.values())) if isinstance(value, dict) else 0
+
+
 def dtype_of_first_tensor(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
     """Dtype of the first floating-point tensor given, else made, else of any tensor, else torch's default dtype."""
     dtypes = [tensor.dtype for tensor in tensors_in((*args, *kwargs.values(), out))]
     floats = (dtype for dtype in dtypes if dtype.is_floating_point)
     dtype = next(floats, dtypes[0] if dtypes else torch.get_default_dtype())
     return ARITHMETIC.get(dtype, dtype)
+
+
+@functools.cache
+def dtype_name(dtype: torch.dtype | str) -> str:
+    """Name of a dtype as records have it: ``bfloat16``; one name for all 8-bit floats, one for all 4-bit ones."""
+    name = str(dtype).removeprefix("torch.")
+    return next((narrow for narrow in ("float8", "float4") if name.startswith(narrow)), name)
 
 
 def whole_flops(answer: Any) -> int:
@@ -110,59 +125,37 @@ def no_flops(args: Arguments, kwargs: Keywords, out: Any) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What is known about an operator."""
-
-    name: str  #: Without overload, such as ``aten.mm``.
-    kind: Literal["formula", "free", "unknown"]
-    compute: Formula = no_flops  #: Zero for free and unknown operators.
-    dtype_of: DtypeRule = dtype_of_first_tensor
-    #: Source of the formula where it is an estimate, such as ``5 N log2 N for a complex FFT``; else empty.
-    estimate: str = ""
-    #: Unknown as a whole, but made of other operators, which ``op.decompose(*args, **kwargs)`` runs on plain tensors.
-    #: They reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode.
-    composite: bool = False
-
-
-def _reader(schema: Any, names: str) -> Callable[[Arguments, Keywords, Any], Any]:
-    """Reads an argument, or the result, of a call of the operator with this *schema*.
-
-    Raises:
-        LookupError: the schema has no argument of any of these *names*.
-    """
-    if names == RESULT:
-        return lambda args, kwargs, out: out
-    positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
-    defaults = {argument.name: argument.default_value for argument in schema.arguments}
-    name = next((name for name in names.removesuffix("?").split("|") if name in defaults), "")
-    if not name and not names.endswith("?"):
-        raise LookupError(f"{schema.name} has no argument {names!r}")
-    default = defaults.get(name)
-    # The dispatcher hands positional arguments over by position, a caller of our own formula may not.
-    place = positional.index(name) if name in positional else sys.maxsize
-    return lambda args, kwargs, out: args[place] if len(args) > place else kwargs.get(name, default)
-
-
 def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
     """The rule's formula and dtype for calls of one overload.
 
     Raises:
         LookupError: the schema lacks an argument the rule reads (an overload or a torch version with another shape).
     """
-    readers = [_reader(schema, name) for name in rule.arguments.split()]
-    first = readers[0]
+    positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+    defaults = {argument.name: argument.default_value for argument in schema.arguments}
+    sources = list[tuple[int, str]]()
+    for names in rule.arguments.split():
+        name = next((one for one in names.removesuffix("?").split("|") if one in defaults or one == RESULT), "")
+        if not (name or names.endswith("?")):
+            raise LookupError(f"{schema.name} has no argument {names!r}")
+        # The dispatcher hands positional arguments over by position, a caller of our own formula may not.
+        sources.append((positional.index(name) if name in positional else sys.maxsize, name))
+
+    def read(args: Arguments, kwargs: Keywords, out: Any, count: int | None = None) -> list[Any]:
+        named = {RESULT: out, **kwargs}
+        return [args[at] if len(args) > at else named.get(name, defaults.get(name)) for at, name in sources[:count]]
 
     def compute(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
-        values = [read(args, kwargs, out) for read in readers]
+        values = read(args, kwargs, out)
         answer = rule.flops(*values)
         operand = values[0] if isinstance(values[0], Tensor) else next(tensors_in((values[0],)), None)
         if isinstance(answer, Work) or operand is None or not operand.dtype.is_complex:
             return answer
-        return COMPLEX_PRODUCT * answer
+        # (a + bi)(c + di) is four real products, and as many sums with what it is added to.
+        return 4 * answer
 
     def dtype_of(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
-        value = first(args, kwargs, out)
+        (value,) = read(args, kwargs, out, 1)
         if isinstance(value, Tensor):
             return ARITHMETIC.get(value.dtype, value.dtype)
         return dtype_of_first_tensor((value, *args), kwargs, out)
@@ -182,3 +175,126 @@ def host_integers(tensor: Tensor) -> list[int]:
         raise Unreadable("its lengths cannot be read while a CUDA graph is captured")
     with modes_off():
         return [int(value) for value in tensor.detach().reshape(-1).tolist()]
+
+
+#: Namespaces that torch itself fills.
+TORCH_NAMESPACES = frozenset(
+    "aten prim prims profiler quantized _quantized quantized_decomposed quantization sparse inductor "
+    "inductor_prims _inductor_test mkl mkldnn mkldnn_prepacked onednn prepacked rngprims static_runtime "
+    "streams symm_mem fsdp ao bucketing c10d _c10d_functional _c10d_functional_autograd c10d_functional "
+    "_dtensor cplib debugprims export flex_lib onnx".split()
+)
+
+#: In-place operators that write their first argument without reading it.
+_OVERWRITING = frozenset(
+    "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ eye "
+    "trunc_normal_ _foreach_copy_ _foreach_zero_".split()
+)
+
+_ALLOCATING = frozenset(
+    "empty empty_like empty_strided empty_permuted empty_quantized _empty_affine_quantized new_empty "
+    "new_empty_strided lift_fresh".split()
+)
+#: Operators that move no tensor's data: they make a view, an unfilled tensor, or read its shape.
+_NO_TRAFFIC = _ALLOCATING | frozenset(
+    "_unsafe_view lift detach alias is_same_size size stride numel dim sym_size "
+    "sym_stride sym_numel sym_storage_offset is_contiguous is_strides_like_format set_ resize_ resize_as_ "
+    "_resize_output_ _local_scalar_dense _nested_tensor_size _nested_tensor_strides _nested_get_values "
+    "_nested_tensor_storage_offsets _nested_view_from_jagged _nested_get_offsets _nested_get_lengths "
+    "_nested_get_jagged_dummy device layout wait_tensor".split()
+)
+
+#: Operators that read of their first argument only what they put out.
+_SELECTING = frozenset("embedding index index_select gather take take_along_dim select_copy slice_copy".split())
+
+READS_NUMBER = "_local_scalar_dense"  #: Behind ``Tensor.item``, and wherever else a tensor stands for a number.
+#: What decides the size of a call's result, or what it costs, where torch may not say so: values always, numbers that
+#: are read, a mask among indexes.
+_SIZED_BY: Mapping[str, str] = {
+    **dict.fromkeys(
+        "_pack_padded_sequence _nested_tensor_from_mask _nested_tensor_from_tensor_list _nested_view_from_jagged "
+        "_to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split(),
+        "values",
+    ),
+    READS_NUMBER: "number",
+    "index": "mask",
+}
+
+
+def makes_views(operator: Any) -> bool:
+    """Whether all that the operator returns are views of what it is given, and it writes nothing."""
+    schema = schema_of(operator)
+    aliases = [value.alias_info for value in schema.returns]
+    written = any(value.alias_info is not None and value.alias_info.is_write for value in schema.arguments)
+    return bool(aliases) and not written and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+class Operator:
+    """What is known of an overload of an operator, or of what has no schema: one of higher order, a user's function.
+
+    Unknown as a whole, an operator may be made of others, which reach a dispatch mode undecomposed only where
+    autograd's keys are off, as in inference mode.
+    """
+
+    keywords: tuple[str, ...] | None = None  #: What a call reads by name; None: whatever it is given so.
+    #: Places of the arguments that a call writes which returns nothing, as of lists of tensors.
+    writes: tuple[int, ...] = ()
+    sized_by = ""  #: What may decide the size of a call's result: ``values``, a ``number``, a ``mask``, a ``layout``.
+    moves_nothing = looks_inside = False
+
+    def __init__(
+        self,
+        name: str,
+        kind: Literal["formula", "free", "unknown"],
+        compute: Formula = no_flops,
+        dtype_of: DtypeRule = dtype_of_first_tensor,
+        estimate: str = "",
+        *,
+        function: Any = None,
+    ) -> None:
+        self.name, self.short = name, name.rpartition(".")[2]  #: Without overload, such as ``aten.mm``.
+        self.kind, self.counted = kind, kind == "formula"
+        self.compute, self.dtype_of = compute, dtype_of
+        #: Source of the formula where it is an estimate, such as ``5 N log2 N for a complex FFT``; else empty.
+        self.estimate = estimate
+        self.function = function
+        if isinstance(function, OpOverload):
+            self._read(schema_of(function))
+        if self.counted:
+            self.sized_by = self.sized_by or "layout"
+        self.counts = bool(not self.moves_nothing or self.sized_by)  #: Whether anything of a call is counted.
+        self.allocates = self.counts or self.short in _ALLOCATING
+
+    def _read(self, schema: Any) -> None:
+        """What the *schema* says of a call."""
+        taken = schema.arguments
+        written = [place for place, one in enumerate(taken) if one.alias_info is not None and one.alias_info.is_write]
+        self.keywords = tuple(one.name for at, one in enumerate(taken) if one.kwarg_only and at not in written)
+        if not schema.returns:
+            # Fused optimizers may write gradients, too, and do so only where these are scaled.
+            self.writes = tuple(at for at in written if taken[at].name != "grads")
+        is_dynamic = torch.Tag.dynamic_output_shape in self.function.tags
+        self.sized_by = _SIZED_BY.get(self.short, "values" if is_dynamic else "")
+        makes_no_data = not self.writes and (not schema.returns or makes_views(self.function))
+        self.moves_nothing = self.kind == "free" and (self.short in _NO_TRAFFIC or makes_no_data)
+        of_others = schema.name.partition("::")[0] not in TORCH_NAMESPACES
+        self.looks_inside = of_others if self.counted else self.kind == "unknown"
+
+    def is_sized_by_values(self, args: Arguments) -> bool:
+        """Whether numbers in a call's tensors decide the size of its result, or what it costs."""
+        if self.sized_by == "number":  # a whole one may become a size
+            return not (args[0].dtype is torch.bool or args[0].is_floating_point() or args[0].is_complex())
+        if self.sized_by == "mask":
+            return any(one.dtype in (torch.bool, torch.uint8) for one in tensors_in(args[1:2]))
+        sparse = (isinstance(one, Tensor) and one.layout is not torch.strided for one in args)
+        return self.sized_by == "values" or any(sparse)
+
+    def moved(self, args: Arguments, kwargs: Keywords, out: Any) -> tuple[int, int]:
+        """Bytes of the tensors that a call reads, and of those that it writes."""
+        written = sum(bytes_of(args[at]) for at in self.writes if at < len(args)) if self.writes else bytes_of(out)
+        names = kwargs if self.keywords is None else self.keywords
+        read = bytes_of(args[1:] if self.short in _OVERWRITING else args)
+        read += bytes_of([kwargs.get(name) for name in names])
+        if self.short in _SELECTING and args:
+            read -= max(0, bytes_of(args[0]) - written)
+        return read, written

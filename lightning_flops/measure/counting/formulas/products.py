@@ -61,18 +61,6 @@ def non_zeros(tensor: Tensor) -> int:
     return tensor.numel()
 
 
-def _nested_product(left: Tensor, right: Tensor) -> int:
-    """Product of which at least one side is nested: component by component, a plain side shared by all."""
-    lefts, rights = sizes_of(left), sizes_of(right)
-    if left.is_nested and not right.is_nested and right.dim() == 3:
-        rights = [tuple(right.shape[1:])] * len(lefts)
-    elif len(rights) == 1:
-        rights = rights * len(lefts)
-    elif len(lefts) == 1:
-        lefts = lefts * len(rights)
-    return sum(_shape_product(a, b) for a, b in zip(lefts, rights, strict=True))
-
-
 def _shape_product(left: Sequence[int], right: Sequence[int]) -> int:
     """``matmul`` of two shapes, batch dimensions broadcast, vectors allowed on either side."""
     batches = [*zip_longest(reversed(left[:-2]), reversed(right[:-2]), fillvalue=1)]
@@ -83,16 +71,26 @@ def _shape_product(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def product(left: Tensor, right: Tensor) -> int:
-    """Products in all their forms: vectors, matrices, broadcast stacks, nested operands, one sparse operand."""
-    if left.is_nested or right.is_nested:
-        return _nested_product(left, right)
-    if _STRIDED not in (left.layout, right.layout):
-        raise Unreadable("a product of two sparse matrices has no formula")
-    if left.layout is _STRIDED:
+    """Products in all their forms: vectors, matrices, broadcast stacks, nested operands, one sparse operand.
+
+    Nested operands are multiplied component by component; a plain side is shared by all.
+    """
+    if not (left.is_nested or right.is_nested):
+        if _STRIDED not in (left.layout, right.layout):
+            raise Unreadable("a product of two sparse matrices has no formula")
+        if left.layout is not _STRIDED:
+            return 2 * non_zeros(left) * (int(right.shape[-1]) if right.dim() > 1 else 1)
         if right.layout is not _STRIDED:
             return 2 * non_zeros(right) * prod(left.shape[:-1])
         return _shape_product(left.shape, right.shape)
-    return 2 * non_zeros(left) * (int(right.shape[-1]) if right.dim() > 1 else 1)
+    lefts, rights = sizes_of(left), sizes_of(right)
+    if not right.is_nested and right.dim() == 3:
+        rights = [tuple(right.shape[1:])]
+    if len(rights) == 1:
+        rights = rights * len(lefts)
+    elif len(lefts) == 1:
+        lefts = lefts * len(rights)
+    return sum(_shape_product(a, b) for a, b in zip(lefts, rights, strict=True))
 
 
 def linear(values: Tensor, weight: Tensor) -> int:
@@ -124,20 +122,16 @@ def grouped_product(left: Tensor, right: Tensor, offsets: Tensor | None, *, time
     the groups are taken to fill the tensor.
     """
     times *= 2 * _packed_elements(left)
-    if left.dim() == 3 and right.dim() == 3:
-        return times * left.numel() * int(right.shape[2])
-    if left.dim() == 2 and right.dim() == 3:  # rows are grouped: (T, K) by (G, K, N)
-        grouped, others = int(left.shape[0]), int(left.shape[1]) * int(right.shape[2])
-    elif left.dim() == 3:  # columns are grouped: (G, M, K) by (K, T)
-        grouped, others = int(right.shape[1]), int(left.shape[1]) * int(left.shape[2])
-    else:  # the inner size is grouped: (M, T) by (T, N), giving (G, M, N)
-        grouped, others = int(left.shape[1]), int(left.shape[0]) * int(right.shape[1])
-    whole = grouped
-    if offsets is not None:
+    dims = left.dim(), right.dim()
+    # (G, M, K) by (G, K, N); rows are grouped, (T, K) by (G, K, N); columns, (G, M, K) by (K, T); or the inner size,
+    # (M, T) by (T, N) giving (G, M, N). Where the left side alone has groups, each of its matrices meets some columns.
+    whole = prod(left.shape[1:] if dims == (3, 2) else left.shape) * int(right.shape[-1])
+    grouped = int({(2, 3): left.shape[0], (3, 2): right.shape[1], (2, 2): left.shape[1]}.get(dims, 0))
+    if grouped and offsets is not None:
         with suppress(Unreadable):
-            grouped = min(grouped, host_integers(offsets)[-1])
-    flops = times * grouped * others
-    return flops if grouped == whole else Work(flops, by_values=True)
+            own = min(grouped, host_integers(offsets)[-1])
+            return times * whole if own == grouped else Work(times * whole // grouped * own, by_values=True)
+    return times * whole
 
 
 def trilinear(first: Tensor, second: Tensor, third: Tensor, *dims: Any) -> int:
@@ -180,8 +174,6 @@ def layers_backward(values: Tensor, weights: Sequence[Tensor], mask: Sequence[bo
     return (1 + bool(mask[3])) * layers(values, weights) if any(mask) else 0
 
 
-_PAIR = "mat1|batch1|mat|sparse|self|a mat2|batch2|vec|tensor|other|dense|b"
-_LINEAR = "input|self|A|grad_output weight|B|CB"
 _FROM_RESULT = f"self|input|inp|X|x {RESULT}"
 
 PRODUCT_RULES: dict[str, Rule] = {
@@ -190,7 +182,7 @@ PRODUCT_RULES: dict[str, Rule] = {
         "_sparse_mm _sparse_addmm _sparse_mm_reduce_impl hspmm sspaddmm "
         "symm_mem::_async_input_mm",
         product,
-        _PAIR,
+        "mat1|batch1|mat|sparse|self|a mat2|batch2|vec|tensor|other|dense|b",
     ),
     **rules("_scaled_mm _scaled_mm_v2", lambda left, right: _packed_elements(left) * product(left, right), "self mat2"),
     **rules("addr addr_", lambda left, right: 2 * left.numel() * right.numel(), "vec1 vec2"),
@@ -199,7 +191,7 @@ PRODUCT_RULES: dict[str, Rule] = {
         "linear mkldnn_linear mkldnn_linear_backward_input mkldnn_linear_backward_weights "
         "bitsandbytes::int8_linear_matmul bitsandbytes::int8_scaled_mm bitsandbytes::int8_mixed_scaled_mm",
         linear,
-        _LINEAR,
+        "input|self|A|grad_output weight|B|CB",
     ),
     **rules("bitsandbytes::gemv_4bit", lambda values, shape: 2 * values.numel() * shape[0], "A shapeB"),
     **rules("linear_backward mkldnn_linear_backward", backward_of(linear), "self weight output_mask"),
@@ -303,14 +295,12 @@ CONVOLUTION_RULES: dict[str, Rule] = {
 }
 
 
-_GOLUB = "leading terms of Golub and Van Loan, Matrix Computations"
 _FFT = "5 N log2 N for a complex transform of N points, half of that where one side is real"
 _GRID = "one multiply-add for each neighbour of each output element; finding the neighbours is left out"
 _POOLED = "a multiply-add for each of the four neighbours of each sampled point"
 _DISTANCE = "one multiply-add for each pair of rows and each of their coordinates"
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2  # grid_sample's interpolation_mode
-_BOTH = (True, True)
 
 
 #: A decomposition's terms: a number, and the powers of the longer and of the shorter side that it is times.
@@ -391,7 +381,7 @@ def pair_distances(first: Tensor, out: Tensor) -> int:
 
 
 def _golub(names: str, flops: Callable[..., int], arguments: str = "self|A") -> dict[str, Rule]:
-    return rules(names, flops, arguments, estimate=_GOLUB)
+    return rules(names, flops, arguments, estimate="leading terms of Golub and Van Loan, Matrix Computations")
 
 
 def _cubes(names: str, terms: Fraction | int) -> dict[str, Rule]:
@@ -412,7 +402,7 @@ ESTIMATE_RULES: dict[str, Rule] = {
     **rules(
         "grid_sampler_2d_backward grid_sampler_3d_backward _grid_sampler_2d_cpu_fallback_backward "
         "cudnn_grid_sampler_backward",
-        lambda grad, values, mode, mask: grid_sample_backward(grad, values, mode or _BILINEAR, mask or _BOTH),
+        lambda grad, values, mode, mask: grid_sample_backward(grad, values, mode or _BILINEAR, mask or (True, True)),
         "grad_output input|self interpolation_mode? output_mask?",
         estimate=_GRID,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
 import torch
@@ -13,14 +13,16 @@ from torch import nn
 
 from lightning_flops.measure.counting.formulas.attention import ATTENTION_RULES, HIGHER_ORDER_FORMULAS
 from lightning_flops.measure.counting.formulas.contract import (
+    TORCH_NAMESPACES,
     Arguments,
-    Entry,
     Formula,
     Keywords,
+    Operator,
     Rule,
     Unreadable,
     Work,
     bind,
+    makes_views,
     no_flops,
     tensors_in,
     whole_flops,
@@ -34,7 +36,7 @@ from lightning_flops.measure.torch_private.needed import (
     overloads_named,
     schema_of,
 )
-from lightning_flops.measure.torch_private.optional import custom_operator_name, triton_kernel
+from lightning_flops.measure.torch_private.optional import custom_operator_name, kernel_name, triton_kernel
 from lightning_flops.signals import Undo
 
 #: Rules of whole operators, all overloads alike: ``aten::mm``.
@@ -42,9 +44,6 @@ RULES: Mapping[str, Rule] = {**PRODUCT_RULES, **CONVOLUTION_RULES, **ATTENTION_R
 
 #: Formulas users registered, by ``namespace::name`` or ``namespace::name.overload``.
 user_formulas: dict[str, Formula] = {}
-
-#: Whether they may have FLOPs, by the ids of the Triton kernels that users registered: each ``run`` is heard of.
-heard_kernels: dict[int, bool] = {}
 
 #: Higher-order operators that call the operator they are handed, with something set up around it.
 _CALLS_ANOTHER: Mapping[str, tuple[int, int, int | None]] = {
@@ -56,26 +55,21 @@ _CALLS_ANOTHER: Mapping[str, tuple[int, int, int | None]] = {
     "with_effects": (1, 2, 1),
 }
 
-entries: dict[Any, Entry] = {}  #: What was looked up: all is looked up again where a formula is registered.
+entries: dict[int, Operator] = {}
+"""What was looked up, by the ids of operators, which it keeps: torch hashes one by code in Python.
+
+All is looked up again where a formula is registered.
+"""
 
 
-def formulas_without_operator() -> Iterator[str]:
-    """Names for which users registered a formula and under which torch knows no operator: misspelled, or not loaded."""
-    for name in sorted(user_formulas):
-        operator, _, overload = name.partition(".")
-        if all(overload not in ("", schema_of(one).overload_name) for one in overloads_named(operator)):
-            yield name
-
-
-def lookup(operator: Any) -> Entry:
+def lookup(operator: Any) -> Operator:
     """What is known about *operator*, an ``OpOverload`` or a higher-order operator; the same object at every call.
 
     A user's formula wins over ours, ours over one registered with ``torch.utils.flop_counter``, any over "free". Ours
     stand in for torch's own, which count complex numbers, sparse operands, groups and masks like everything else.
     """
-    if operator not in entries:
-        entries[operator] = (_find if isinstance(operator, OpOverload) else _find_higher_order)(operator)
-    return entries[operator]
+    find = _find if isinstance(operator, OpOverload) else _find_higher_order
+    return entries.get(id(operator)) or entries.setdefault(id(operator), find(operator))
 
 
 def _stands_for(name: str) -> str:
@@ -89,37 +83,37 @@ def _stands_for(name: str) -> str:
     return replaced if overloads_named(replaced) else replaced.rpartition("_")[0]
 
 
-def _find(operator: Any) -> Entry:
+def _find(operator: Any) -> Operator:
     schema = schema_of(operator)
-    name, qualified = schema.name.replace("::", ".", 1), _stands_for(schema.name)  # "aten.mm", "aten::mm"
+    known = functools.partial(Operator, schema.name.replace("::", ".", 1), function=operator)  # "aten.mm"
+    qualified = _stands_for(schema.name)  # "aten::mm"
     user = user_formulas.get(f"{qualified}.{schema.overload_name}") or user_formulas.get(qualified)
     if user is not None:
-        return Entry(name, "formula", user)
+        return known("formula", user)
     if (rule := RULES.get(qualified)) is not None:
         try:
-            return Entry(name, "formula", *bind(rule, schema), rule.estimate)
+            return known("formula", *bind(rule, schema), rule.estimate)
         except LookupError:
             # A torch version whose schema has other arguments: better listed as uncounted than counted wrong.
-            return Entry(name, "unknown")
+            return known("unknown")
     # A formula registered with torch.utils.flop_counter.register_flop_formula; not imported: nothing is registered
     of_torch = getattr(sys.modules.get("torch.utils.flop_counter"), "flop_registry", {}).get(operator.overloadpacket)
     if of_torch is not None:
-        return Entry(name, "formula", lambda args, kwargs, out: whole_flops(of_torch(*args, **kwargs, out_val=out)))
+        return known("formula", lambda args, kwargs, out: whole_flops(of_torch(*args, **kwargs, out_val=out)))
     if makes_views(operator):
-        return Entry(name, "free")
-    if is_composite(operator):
-        return Entry(name, "unknown", composite=True)
-    return Entry(name, "free" if is_free(qualified, operator) else "unknown")
+        return known("free")
+    return known("free" if not is_composite(operator) and is_free(qualified, operator) else "unknown")
 
 
-def _find_higher_order(operator: Any) -> Entry:
+def _find_higher_order(operator: Any) -> Operator:
     short = str(operator.name())
     formula = user_formulas.get(f"higher_order::{short}") or HIGHER_ORDER_FORMULAS.get(short)
     if formula is None and short in _CALLS_ANOTHER:
         formula = functools.partial(_flops_of_called, *_CALLS_ANOTHER[short])
     elif formula is None and short.startswith("triton_kernel_wrapper"):
         formula = _no_flops_if_heard
-    return Entry(f"higher_order.{short}", "formula" if formula else "unknown", formula or no_flops)
+    name, compute = f"higher_order.{short}", formula or no_flops
+    return Operator(name, "formula" if formula else "unknown", compute, function=operator)
 
 
 def _flops_of_called(
@@ -135,15 +129,15 @@ def _flops_of_called(
 def _no_flops_if_heard(args: Arguments, kwargs: Keywords, out: Any) -> int:
     """Zero for a launch of a Triton kernel with a formula, because its ``run`` is counted."""
     kernel = triton_kernel(kwargs["kernel_idx"])
-    if kernel is None or id(kernel) not in heard_kernels:
-        name = getattr(getattr(kernel, "fn", kernel), "__name__", type(kernel).__name__)
-        raise Unreadable(f"no formula is registered for the Triton kernel {name}")
+    if (id(kernel), "run") not in _watched:
+        raise Unreadable(f"no formula is registered for the Triton kernel {kernel_name(kernel)}")
     return 0
 
 
 def counts_when_run(kwargs: Keywords) -> bool:
     """Whether this launches a Triton kernel that counts when its ``run`` is called: no graph of inductor's calls it."""
-    return "kernel_idx" in kwargs and heard_kernels.get(id(triton_kernel(kwargs["kernel_idx"])), False)
+    heard = _watched.get((id(triton_kernel(kwargs["kernel_idx"])), "run")) if "kernel_idx" in kwargs else None
+    return heard is not None and heard.compute is not no_flops
 
 
 def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
@@ -162,14 +156,6 @@ def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
 # unless its name speaks of a product, a transform or a solver (``name_says_flops``); a test holds this to every one
 # that torch has. Of anybody else's neither the name nor the schema shows anything: it is free if it takes and makes no
 # tensor, or if its author has registered 0.
-
-#: Namespaces that torch itself fills.
-TORCH_NAMESPACES = frozenset(
-    "aten prim prims profiler quantized _quantized quantized_decomposed quantization sparse inductor "
-    "inductor_prims _inductor_test mkl mkldnn mkldnn_prepacked onednn prepacked rngprims static_runtime "
-    "streams symm_mem fsdp ao bucketing c10d _c10d_functional _c10d_functional_autograd c10d_functional "
-    "_dtensor cplib debugprims export flex_lib onnx".split()
-)
 
 _WORDS_OF_PRODUCTS = re.compile(
     # Short words stand alone or next to an underscore, a digit or their usual neighbours; long ones anywhere.
@@ -217,23 +203,15 @@ def is_free(qualified_name: str, operator: Any) -> bool:
     return namespace in TORCH_NAMESPACES or qualified_name in _LIBRARIES_FREE or not has_tensors
 
 
-def makes_views(operator: Any) -> bool:
-    """Whether all that the operator returns are views of what it is given, and it writes nothing."""
-    schema = schema_of(operator)
-    aliases = [value.alias_info for value in schema.returns]
-    written = any(value.alias_info is not None and value.alias_info.is_write for value in schema.arguments)
-    return bool(aliases) and not written and all(alias is not None and not alias.is_write for alias in aliases)
-
-
 F = TypeVar("F", bound=Formula | int)
 
 #: Called before each call of a registered autograd function, module or Triton kernel. What it returns is called after
 #: it, with nothing, or if the call has returned: with the arguments without autograd's ``ctx``, the keyword arguments,
 #: the result and the module. Neither raises anything.
-Listener = Callable[[Entry], Callable[..., None]]
+Listener = Callable[[Operator], Callable[..., None]]
 
-#: Functions and kernels, which must live on, by the id of the class or kernel and the attribute that runs them.
-_watched: dict[tuple[int, str], tuple[Any, Entry]] = {}
+#: Functions and kernels, which these keep, by the id of the class or kernel and the attribute that runs them.
+_watched: dict[tuple[int, str], Operator] = {}
 
 #: The backward formulas of registered classes of modules, by the names of their entries.
 backwards: dict[str, Formula | None] = {}
@@ -266,7 +244,8 @@ def register_flop_formula(
 
     For an operator that multiplies nothing, register 0: ``register_flop_formula("mylib::rms_norm", 0)``. An operator on
     floating-point tensors that has neither makes every count a lower bound. What a kernel that is a Python function
-    calls of torch's operators is counted without a formula; a formula (or 0) stands for all that the kernel runs.
+    calls of torch's operators is counted without a formula, unless compiled code calls it; a formula (or 0) stands for
+    all that the kernel runs.
 
     Args:
         target: an operator (``torch.ops.mylib.op`` for all its overloads, ``torch.ops.mylib.op.default`` for one), its
@@ -309,11 +288,7 @@ def register_flop_formula(
         elif its_backward is not None:
             _watch(target, "backward", f"{name}.backward", its_backward, skipped=1)
     elif type(target).__module__.partition(".")[0] == "triton" and callable(getattr(target, "run", None)):
-        # A Triton kernel, or one in an autotuner or ``wrap_triton``
-        inner = getattr(target, "fn", target)
-        name = getattr(inner, "__name__", None) or type(target).__name__
-        heard_kernels[id(target)] = compute is not no_flops
-        _watch(target, "run", f"triton.{name}", compute, hidden=("grid", "warmup"))
+        _watch(target, "run", f"triton.{kernel_name(target)}", compute, hidden=("grid", "warmup"))
     else:
         user_formulas[_operator_name(target)] = compute
         entries.clear()
@@ -360,7 +335,7 @@ def _watch(
     """
     key = (id(owner), attribute)
     known = key in _watched
-    _watched[key] = (owner, Entry(name, "formula", formula))
+    _watched[key] = Operator(name, "formula", formula, function=owner)
     if known:
         return  # wrapped already
     original = getattr(owner, attribute)
@@ -371,7 +346,7 @@ def _watch(
         # The compiler follows the first branch alone, so what it compiles does not depend on who listens.
         if torch.compiler.is_compiling() or not _listeners:
             return original(*args, **kwargs)
-        hearing = [listener(_watched[key][1]) for listener in list(_listeners)]
+        hearing = [listener(_watched[key]) for listener in list(_listeners)]
         returned: tuple[Any, ...] = ()
         try:
             out = original(*args, **kwargs)
