@@ -17,7 +17,7 @@ from lightning_flops.adapters.deepspeed import engine_in, engine_run
 from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import frame_of, loop_output, optimizers_in
 from lightning_flops.analysis.counts import FlopCounts
-from lightning_flops.analysis.formula import Counted, FlopsFormula
+from lightning_flops.analysis.formula import FlopsFormula
 from lightning_flops.analysis.memory import MemoryPrediction
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
 from lightning_flops.errors import ConfigError
@@ -35,7 +35,7 @@ from lightning_flops.units import shown
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from lightning_flops.records import ModuleRecord
+    from lightning_flops.records import FlopRecord, ModuleRecord
     from lightning_flops.schema.profile import Profile
 
     _Make = Callable[[Callable[[Profile], None]], LoopAdapter]
@@ -117,9 +117,8 @@ def flops_formula(
     require_module(model)
     varied = VariedBatch(batch, vary)
 
-    def count(sizes: Mapping[str, int]) -> Counted:
-        record = count_on_fake_tensors(model, varied.resized(sizes), causal_attention=causal_attention)
-        return Counted(record.by_bucket(), any(one.may_have_flops for one in record.uncounted.values()))
+    def count(sizes: Mapping[str, int]) -> FlopRecord:
+        return count_on_fake_tensors(model, varied.resized(sizes), causal_attention=causal_attention)
 
     return FlopsFormula(varied.sizes, varied.batch_names, count)
 

@@ -133,17 +133,24 @@ class FlopRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleRecord:
-    """One module of the profiled model, as it was when its step was counted."""
+class DescribedModule:
+    """One module of the model, and what it says of itself."""
 
-    name: str  # qualified name with wrappers' prefixes removed; the root is ``""``
-    type_name: str
-    extra_repr: str = ""
-    params: int = 0  # unique logical parameters of the module and all below it: ties once, shards by their full size
+    name: str  #: Qualified name; the root is ``""``.
+    type_name: str  #: Class of the module; ``""`` if it did work but the model does not list it.
+    extra_repr: str = ""  #: What the module says of itself, such as ``in_features=8, out_features=4``.
+    #: Unique logical parameters of the module and all below it: ties once, shards by their full size.
+    params: int = 0
+    alias_of: str | None = None  #: Name under which the same module object stands earlier in the tree.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRecord(DescribedModule):
+    """One module of the profiled model, as it was when its step was counted; wrappers' prefixes are not in its name."""
+
     trainable_params: int = 0
     local_params: int = 0  # parameters that this rank holds in memory
     parameter_bytes: Mapping[str, int] = field(default_factory=dict)  # of ``params``, by the dtype they are kept in
-    alias_of: str | None = None  # name under which the same module object was listed before, if it was
     weight_sizes: tuple[int, ...] = ()  # the first two dimensions of each parameter of its own that has two
     parameter_shapes: tuple[tuple[int, ...], ...] = ()  # of its own, whole where ranks hold shards; a lazy one has none
 
@@ -474,27 +481,18 @@ class BatchTotals:
     stretches_sec: tuple[tuple[float, float], ...] = ()
 
 
-class UnprofiledFlops(NamedTuple):
-    """Model FLOPs of steps that ran unprofiled: what rates are of."""
-
-    by_dtype: Mapping[str, float]
-    useful_by_dtype: Mapping[str, float] | None  # what they would be without padding; None if not known
-    estimated_ratio: float  # share of them that is an estimate
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSums:
-    """FLOPs of all steps of a run: model FLOPs, forward and backward; hardware FLOPs, also recompute and optimizer."""
+class RunFlops:
+    """FLOPs of all steps of a run on one rank."""
 
-    model_flops: int
-    hardware_flops: int
-    unprofiled: UnprofiledFlops
-    # Half of the 95% interval, as a share. 0.0: every step was counted, or a formula covers it. None: there were fewer
-    # than three checks, or all agreed, which proves nothing of steps that none of them met.
-    error: float | None
-    steps_counted: int  # steps of a shape that was counted, and whose counts agreed
-    steps_by_formula: int  # steps whose FLOPs follow from an exact formula
-    steps_estimated: int  # all others
-    checks: int  # random checks behind ``error``
-    lower_bound: bool  # an operator that may have FLOPs was not counted
-    seed: int = 0  # of the schedule that drew the checks
+    model_flops: int | None = None  #: Forward and backward; None if no step was counted.
+    hardware_flops: int | None = None  #: Model FLOPs, recompute and optimizer of the same steps.
+    #: Half of the 95% interval of model FLOPs and MFU, as a share. 0.0: every step was counted, or a formula covers it.
+    #: None: all *checks* agreed, which proves nothing of steps that none of them met, or there were under three.
+    flops_error: float | None = None
+    lower_bound: bool = False  #: FLOPs and MFU are lower bounds: an operator that may have FLOPs could not be counted.
+    steps_counted: int = 0  #: Steps that were counted, and all others of the same shapes where these counts agreed.
+    steps_by_formula: int = 0  #: Steps whose FLOPs follow from an exact formula of the batch's sizes.
+    steps_estimated: int = 0  #: All other steps: estimated by counted ones.
+    checks: int = 0  #: Steps that were counted at random and compared with what was predicted.
+    checks_seed: int = 0  #: Seed of the schedule that drew them, which differs from run to run.

@@ -63,6 +63,7 @@ def test_causal_attention_counts_in_full_in_the_formula_too() -> None:
         CausalAttention(), torch.randn(2, 3, 4, 6, requires_grad=True), vary={0: {0: "batch", 2: "length"}}
     )
     assert formula.holds
+    assert "FLOPs by size" in formula._repr_html_()  # for a notebook
     for batch, length in SIZES:
         answer = formula(batch=batch, length=length)
         assert answer.forward == 2 * attention_scores(batch, 3, length, length, 6)

@@ -17,9 +17,8 @@ import numpy as np
 
 from lightning_flops.analysis import compare_figures as figures
 from lightning_flops.analysis.compare_figures import Figure, Floats
-from lightning_flops.analysis.ranks import refuse_mixed_ranks
 from lightning_flops.analysis.rates import NO_FLOPS, sum_if_all_known, why_no_flops, why_no_mfu
-from lightning_flops.analysis.trace_report import AnalyzedTrace
+from lightning_flops.analysis.trace_report import AnalyzedTrace, refuse_mixed_ranks
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import (
     SHARED,

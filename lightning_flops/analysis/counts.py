@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeVar, get_args
 
 from lightning_flops.analysis.names import parent_name, with_those_above, with_those_below
@@ -27,7 +27,7 @@ _Item = TypeVar("_Item")
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class FlopCounts:
+class FlopCounts(codec.Printed):
     """FLOPs that were counted, by phase, module, operator and dtype; a multiply-add is two. ``print`` shows a table.
 
     A function in the place of the *record* is asked for each answer: over a running counter, answers are of the moment.
@@ -68,17 +68,8 @@ class FlopCounts:
 
     def __repr__(self) -> str:
         """The phases, and whether they are all."""
-        total = self.total
-        parts = [f"{phase}={getattr(total, phase):,}" for phase in get_args(FlopPhase) if phase != "outside"]
+        parts = [f"{phase}={getattr(self.total, phase):,}" for phase in get_args(FlopPhase) if phase != "outside"]
         return f"<FlopCounts {', '.join(parts)}{', a lower bound' if self.is_lower_bound else ''}>"
-
-    def __str__(self) -> str:
-        """A table by module, ending in a line break."""
-        return str(codec.above("report.text").render_text(self))
-
-    def _repr_html_(self) -> str:
-        """For a notebook: the table by module, its upper levels if it is long."""
-        return str(codec.above("report.text").render_html(self))
 
     @property
     def total(self) -> PhaseFlops:
@@ -155,13 +146,7 @@ class FlopCounts:
         record = self.record
         own = {name: PhaseFlops() for name in ("", *record.module_calls)}
         own |= {name: flops_by_phase(cells) for name, cells in grouped(record.cells, lambda cell: cell.module).items()}
-        if OUTSIDE in own and not own[OUTSIDE].total:
-            del own[OUTSIDE]
-        return own
-
-    def own_bytes_by_module(self) -> dict[str, PhaseBytes]:
-        """Bytes read and written by each module without those of the modules below it."""
-        return {name: bytes_by_phase(of) for name, of in grouped(self.record.cells, lambda one: one.module).items()}
+        return {name: flops for name, flops in own.items() if name != OUTSIDE or flops.total}
 
     def by_operator(self) -> dict[str, PhaseFlops]:
         """FLOPs of each operator, such as ``aten.mm``; operators without FLOPs are left out."""
@@ -169,12 +154,10 @@ class FlopCounts:
 
     def by_module_and_operator(self) -> dict[str, dict[str, PhaseFlops]]:
         """FLOPs of each module with everything below it, by operator; what has no FLOPs is left out."""
-        cells: dict[str, list[OperatorCell]] = {}
-        for cell in self.record.cells:
-            for name in with_those_above(cell.module) if cell.flops else ():
-                cells.setdefault(name, []).append(cell)
-        by_operator = {name: grouped(of, lambda cell: cell.operator) for name, of in cells.items()}
-        return {name: {one: flops_by_phase(of) for one, of in rows.items()} for name, rows in by_operator.items()}
+        cells = [cell for cell in self.record.cells if cell.flops]
+        inside = grouped(((name, cell) for cell in cells for name in with_those_above(cell.module)), itemgetter(0))
+        by_name = {name: FlopCounts(FlopRecord(cells=tuple(cell for _, cell in of))) for name, of in inside.items()}
+        return {name: counts.by_operator() for name, counts in by_name.items()}
 
     def by_dtype(self) -> dict[str, PhaseFlops]:
         """FLOPs by the dtype of the arithmetic, such as ``bfloat16`` or ``tf32``."""
@@ -183,13 +166,6 @@ class FlopCounts:
     def _flops_by(self, key: Callable[[OperatorCell], str]) -> dict[str, PhaseFlops]:
         groups = grouped((cell for cell in self.record.cells if cell.flops), key)
         return {name: flops_by_phase(group) for name, group in groups.items()}
-
-    def estimated_backward(self, recompute_fwd_factor: float = 0.0) -> int:
-        """Backward FLOPs by the rule of thumb: twice the forward, plus *recompute_fwd_factor* times the forward.
-
-        Stands for backward and recompute together.
-        """
-        return round((2 + Fraction(recompute_fwd_factor)) * self.forward)
 
 
 def flops_by_phase(cells: Iterable[OperatorCell]) -> PhaseFlops:
@@ -218,9 +194,9 @@ def build_modules(
     A module that was created while the step ran is not in these. If it did work, it is added after its siblings, so
     that no FLOPs are lost from the tree.
     """
-    times = times or {}
     by_name = {record.name: record for record in records}
-    record, own, moved = counts.record, counts.own_by_module(), counts.own_bytes_by_module()
+    record, own = counts.record, counts.own_by_module()
+    moved = {name: bytes_by_phase(of) for name, of in grouped(record.cells, lambda one: one.module).items()}
     for name in (*by_name, *(cell.module for cell in record.cells), *record.module_calls):
         for above in with_those_above(name) if name != OUTSIDE else ():
             by_name.setdefault(above, ModuleRecord(name=above, type_name=""))
@@ -238,7 +214,7 @@ def build_modules(
             total=total.get(name, no_flops),
             total_bytes=total_bytes.get(name, no_bytes),
             alias_of=by_name[name].alias_of,
-            times=times.get(name),
+            times=(times or {}).get(name),
         )
         for name in sorted(by_name, key=lambda name: [places[above] for above in with_those_above(name)][::-1])
     )
@@ -286,14 +262,14 @@ def module_tree(modules: Sequence[ModuleProfile]) -> ModuleNode | None:
     tree_numbers: dict[str, int] = {}
     nodes: dict[str, ModuleNode] = {}
 
-    def run_of(place: int, module: ModuleProfile) -> object:
-        """What equal neighbours that are numbered one after the other have in common."""
-        number = module.short_name
-        return (tree_numbers[module.name], int(number) - place) if number.isdecimal() else number
-
     for module in reversed(modules):  # those below a module come after it
         below = children[module.name]
-        runs = [list(run) for _, run in groupby(enumerate(below), key=lambda item: run_of(*item))]
+        # What equal neighbours that are numbered one after the other have in common.
+        alike: list[object] = [
+            (tree_numbers[one.name], int(one.short_name) - place) if one.short_name.isdecimal() else one.short_name
+            for place, one in enumerate(below)
+        ]
+        runs = [list(run) for _, run in groupby(zip(alike, below, strict=True), key=itemgetter(0))]
         shown = (module.type_name, module.extra_repr, module.params, module.calls, module.total, module.alias_of)
         trees_below = tuple((child.short_name, tree_numbers[child.name]) for child in below)
         tree_numbers[module.name] = numbers.setdefault((shown, trees_below), len(numbers))

@@ -14,7 +14,7 @@ from math import gcd, lcm, prod
 from operator import mul
 from typing import Literal, NamedTuple
 
-from lightning_flops.records import BucketFlops, PhaseFlops
+from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops
 from lightning_flops.schema import codec
 from lightning_flops.schema.plan import FormulaReport, FormulaSize, FormulaTerm, SizedFlops
 from lightning_flops.signals import Quiet
@@ -54,15 +54,9 @@ class Formula:
         # For each size from the least counted one to the greatest, in steps of the greatest common distance.
         self.ranges: tuple[range, ...] = ()
         self.refused = False  # the counted steps follow no formula of their sizes, as far as the search went
-        self._rows: dict[Sizes, BucketFlops] = {}
-        # What each axis must be: so large, as it never varied, or as large as the first one of its size (None).
-        self._expected: tuple[int | None, ...] = ()
-        self._same: tuple[int, ...] = ()  # for each axis the place of the first one of its size
-
-    @property
-    def checks(self) -> int:
-        """Counted steps that the formula agrees with, beyond those that determine it."""
-        return 0 if self.solved is None else len(self._rows) - len(self.solved.terms)
+        self.rows: dict[Sizes, BucketFlops] = {}  # counted steps, all of which the formula agrees with
+        # What each axis must be: so large, as it never varied, or (None) as large as the first one of its size, here.
+        self._axes: list[tuple[int | None, int]] = []
 
     @property
     def has_batch(self) -> bool:
@@ -103,7 +97,7 @@ class Formula:
         powers = [(term[0] if self.has_batch else 1, term[-3] if lengths else 0) for term in solved.terms]
         if lengths > 1 or not (lengths or self.by_tokens) or any(length and batch != 1 for batch, length in powers):
             return None
-        samples = 1 if self.has_batch else self._expected[0] or 1
+        samples = 1 if self.has_batch else self._axes[0][0] or 1
         whole, by_length = samples * solved.denominator, {1: sizes.real, 2: sizes.squares}
         # Without a length, as in R and Q themselves, a term stays what it is.
         parts = [
@@ -114,10 +108,9 @@ class Formula:
 
     def _batches(self, sizes: Sizes) -> list[tuple[int, ...]] | None:
         """The sizes of each batch; None if one differs from the counted ones in anything else."""
-        if self.solved is None or any(len(batch) != len(self._same) for batch in sizes.batches):
+        if self.solved is None or any(len(batch) != len(self._axes) for batch in sizes.batches):
             return None
-        axes = list(zip(self._expected, self._same, strict=True))
-        expected = [[batch[place] if size is None else size for size, place in axes] for batch in sizes.batches]
+        expected = [[batch[place] if size is None else size for size, place in self._axes] for batch in sizes.batches]
         if any(list(batch) != one for batch, one in zip(sizes.batches, expected, strict=True)):
             return None
         return [tuple([batch[place] for place in self.varying]) for batch in sizes.batches]
@@ -126,34 +119,32 @@ class Formula:
 
     def add(self, sizes: Sizes, flops: BucketFlops) -> None:
         """A step of these *sizes* was counted."""
-        flops, known = {key: value for key, value in flops.items() if value}, self._rows.get(sizes)
+        flops, known = {key: value for key, value in flops.items() if value}, self.rows.get(sizes)
         if self.refused or known == flops:
             return
         if self.flops(sizes) == flops:
-            if len(self._rows) < _MOST_ROWS:
-                self._rows[sizes] = flops
+            if len(self.rows) < _MOST_ROWS:
+                self.rows[sizes] = flops
             pairs = zip(self.ranges, zip(*self._batches(sizes) or (), strict=True), strict=True)
             self.ranges = tuple(_spanning([*one[:2], one[-1], *column]) for one, column in pairs)
             return
-        self._rows[sizes] = flops
-        if known is not None or (not self._fits() and len(self._rows) >= _MOST_ROWS):
+        self.rows[sizes] = flops
+        if known is not None or (not self._fits() and len(self.rows) >= _MOST_ROWS):
             self.solved, self.by_tokens, self.refused = None, False, True
-            self._rows.clear()
+            self.rows.clear()
 
     def _fits(self) -> bool:
         """Search for a formula of all counted steps."""
         self.solved, self.by_tokens = None, False
-        rows = list(self._rows)
-        batches = [batch for sizes in rows for batch in sizes.batches]
-        if len(rows) <= CHECKS or len(set(map(len, batches))) > 1:
+        batches = [batch for sizes in self.rows for batch in sizes.batches]
+        if len(self.rows) <= CHECKS or len(set(map(len, batches))) > 1:
             return False
         columns = list(zip(*batches, strict=True))
-        self._same = tuple(map(columns.index, columns))
-        self._expected = tuple(column[0] if len(set(column)) == 1 else None for column in columns)
-        self.varying = tuple(place for place in dict.fromkeys(self._same) if self._expected[place] is None)
-        tokens = all(sizes.real is not None and sizes.squares is not None for sizes in rows)
+        self._axes = [(one[0] if len(set(one)) == 1 else None, columns.index(one)) for one in columns]
+        self.varying = tuple(dict.fromkeys(place for size, place in self._axes if size is None))
+        tokens = all(sizes.real is not None and sizes.squares is not None for sizes in self.rows)
         for terms in _families(len(self.varying), has_batch=self.has_batch, tokens=tokens):
-            if len(terms) <= _MOST_TERMS and (found := _solve(self._rows, self.varying, terms)) is not None:
+            if len(terms) <= _MOST_TERMS and (found := _solve(self.rows, self.varying, terms)) is not None:
                 self.solved, self.by_tokens = found, any(any(one[-2:]) for one in (*found.terms, *found.dependent))
                 self.ranges = tuple(_spanning(columns[place]) for place in self.varying)
                 return True
@@ -170,8 +161,7 @@ def _value(term: Powers, batches: Sequence[tuple[int, ...]], sizes: Sizes) -> in
     *powers, real, squares = term
     if real or squares:
         return (sizes.real if real else sizes.squares) or 0
-    of_one: int = sum([prod([size**power for size, power in zip(batch, powers, strict=True)]) for batch in batches])
-    return sizes.steps * of_one
+    return int(sizes.steps * sum([prod(map(pow, batch, powers)) for batch in batches]))
 
 
 def _families(sizes: int, *, has_batch: bool, tokens: bool) -> list[list[Powers]]:
@@ -235,14 +225,7 @@ _NO_POLYNOMIAL = (
 )
 
 
-class Counted(NamedTuple):
-    """FLOPs of one batch."""
-
-    flops: BucketFlops
-    lower_bound: bool  # an operator that may have FLOPs could not be counted
-
-
-class FlopsFormula:
+class FlopsFormula(codec.Printed):
     """FLOPs of one forward and backward of a model as an exact function of its batch's sizes.
 
     ``formula(batch=8, sequence=4096)`` gives the FLOPs for these sizes: by the formula, if they lie between sizes that
@@ -250,12 +233,12 @@ class FlopsFormula:
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], batch_names: Collection[str], count: Callable[[Mapping[str, int]], Counted]
+        self, sizes: Mapping[str, int], batch_names: Collection[str], count: Callable[[Mapping[str, int]], FlopRecord]
     ) -> None:
         # The fit takes the first size for the number of samples.
         self._names = sorted(sizes, key=lambda name: name not in batch_names)
         self._count = count
-        self._counted: dict[tuple[int, ...], Counted] = {}
+        self._counted: dict[tuple[int, ...], FlopRecord] = {}
         self._asked: dict[tuple[int, ...], SizedFlops] = {}
         example = tuple(sizes[name] for name in self._names)
         self._formula = self._searched(example, (1,) * len(example))
@@ -320,18 +303,16 @@ class FlopsFormula:
                 if numerator
             ),
             counted=len(self._counted),
-            checks=formula.checks,
-            lower_bound=any(one.lower_bound for one in self._counted.values()),
+            checks=len(formula.rows) - len(solved.terms) if self.holds else 0,
+            lower_bound=any(
+                operator.may_have_flops for record in self._counted.values() for operator in record.uncounted.values()
+            ),
             asked=tuple(self._asked.values())[-_KEPT:],
         )
 
     def to_json(self) -> str:
         """The report as JSON."""
         return self.report().to_json()
-
-    def __str__(self) -> str:
-        """The formula in words, ending in a line break."""
-        return str(codec.above("report.text").render_text(self))
 
     def _searched(self, example: tuple[int, ...], apart: tuple[int, ...]) -> Formula:
         """The formula of batches near the example, whose sizes are so far *apart*; then some that are much larger."""
@@ -349,8 +330,8 @@ class FlopsFormula:
         return formula
 
     def _take(self, values: tuple[int, ...], formula: Formula) -> BucketFlops:
-        counted = self._counted.get(values)
-        if counted is None:
-            counted = self._counted[values] = self._count(dict(zip(self._names, values, strict=True)))
-        formula.add(Sizes((values,)), counted.flops)
-        return counted.flops
+        if values not in self._counted:
+            self._counted[values] = self._count(dict(zip(self._names, values, strict=True)))
+        flops = self._counted[values].by_bucket()
+        formula.add(Sizes((values,)), flops)
+        return flops

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from fractions import Fraction
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -15,11 +17,10 @@ from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.lines import build_lines
 from lightning_flops.analysis.memory import build_memory_report
-from lightning_flops.analysis.names import parent_name, with_those_above, with_those_below
+from lightning_flops.analysis.names import with_those_above, with_those_below
 from lightning_flops.analysis.phases import build_phases
 from lightning_flops.analysis.rates import (
     COPY,
-    ModuleFlops,
     at_peaks,
     build_rates,
     measured_peaks,
@@ -54,24 +55,29 @@ _MOST_APART = 0.03  # that a step with timed parts and one without may be, in si
 _OF_MODEL = ("forward", "backward")
 
 
-def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
-    """Count, divide and look up: the profile of *window*, with its *traced* step, which no sink was given yet."""
+def build_profile(
+    window: WindowRecord,
+    *,
+    config: ProfilerConfig,
+    traced: TracedStep | None = None,
+    times: Mapping[str, ModuleTimes] | None = None,
+) -> Profile:
+    """Count, divide and look up: the profile of *window*, with its *traced* step, which no sink was given yet.
+
+    *times* of modules stand in for the traced step's, where hooks took them.
+    """
     context, counts, cells = window.context, FlopCounts(window.flops), window.flops.cells
     timed, longer = timed_steps(window)
-    steps, (predicted, flops_of) = max(1, len(window.counted_steps)), _predicted(window, timed)
-    of_step = FlopCounts(replace(window.flops, cells=_cells_of_a_step(window, predicted)))
-    flops = StepFlops(
-        **asdict(of_step.total),
-        skipped=of_step.skipped,
-        backward_estimated=of_step.estimated_backward(config.recompute_fwd_factor) if context.trains else 0,
-    )
-    dtypes = _flops_by_dtype(of_step.record.cells)
+    predicted, flops_of = _predicted(window, timed)
+    spent = _spent_by_step(window, predicted)
+    flops = _step_flops(spent, forwards=2 + Fraction(config.recompute_fwd_factor) if context.trains else Fraction(0))
+    dtypes = _flops_by_dtype(spent)
     timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
     peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
-    samples = _mean_amount([step.samples for step in timed or window.counted_steps])
-    tokens = _mean_amount([step.tokens for step in timed or window.counted_steps])
+    samples, tokens = (
+        _mean_amount([getattr(step, name) for step in timed or window.counted_steps]) for name in ("samples", "tokens")
+    )
     rates, unavailable = build_rates(flops=flops, timing=timing, samples=samples, tokens=tokens, context=context)
-    times = {} if traced is None else module_times(traced)
     root = next((module for module in window.modules if module.name == ""), None)
     profile = Profile(
         profile_step=window.profile_step,
@@ -85,14 +91,14 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             causal_attention=config.causal_attention,
             peaks_from=peaks_from,
         ),
-        set_up=_set_up(window.facts),
+        set_up=_set_up(window.facts or RunFacts()),
         counted_steps=tuple(step.index for step in window.counted_steps),
         timed_steps=tuple(step.index for step in timed),
         params=getattr(root, "params", None),
         trainable_params=getattr(root, "trainable_params", None),
         local_params=getattr(root, "local_params", None),
         parameter_bytes=dict(getattr(root, "parameter_bytes", {})),
-        micro_steps=sum(step.micro_steps for step in window.counted_steps) / steps,
+        micro_steps=sum(step.micro_steps for step in window.counted_steps) / max(1, len(window.counted_steps)),
         samples=samples,
         tokens=tokens,
         flops=flops,
@@ -107,7 +113,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         rates=rates,
         unavailable=unavailable,
         lower_bound=counts.is_lower_bound,
-        modules=build_modules(window.modules, counts, times),
+        modules=build_modules(window.modules, counts, times or module_times(traced)),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
         operators=_operators(cells),
         uncounted=dict(window.flops.uncounted),
@@ -117,9 +123,13 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         lines=build_lines(window.lines, timing=timing, on_host=context.device_type == "cpu"),
         ranks=None,
         advice=(),
-        notes=_notes(window, timed, longer=longer, predicted=predicted),
+        notes=tuple(dict.fromkeys(_notes(window, timed, longer=longer, predicted=predicted))),
     )
-    profile = at_peaks(profile, _module_flops(cells, steps))
+    modules = {
+        dtype: FlopCounts(FlopRecord(cells=tuple(of))).by_module()
+        for dtype, of in grouped(cells, lambda cell: cell.dtype).items()
+    }
+    profile = at_peaks(profile, modules)
     evidence, limits = gather_evidence(window, profile), config.thresholds
     return replace(
         profile,
@@ -129,15 +139,11 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     )
 
 
-def module_times(traced: TracedStep) -> dict[str, ModuleTimes]:
-    """Times of each module in one step, by qualified name, without rates; empty without times."""
-    own, table = traced.own_forward_sec or {}, traced.tables and traced.tables.modules
-    if not table:
-        untold: dict[str, Any] = {"clock": "hooks", "backward_sec": None, "own_backward_sec": None}
-        return {
-            name: ModuleTimes(forward_sec=sec, own_forward_sec=own.get(name, 0.0), **untold)
-            for name, sec in with_those_below(own, 0.0).items()
-        }
+def module_times(traced: TracedStep | None) -> dict[str, ModuleTimes]:
+    """Times of each module in one step, by qualified name, without rates; empty without a trace of modules."""
+    table = traced and traced.tables and traced.tables.modules
+    if traced is None or not table:
+        return {}
     forward, backward = traced.forward_scale / 1e6, traced.backward_scale / 1e6  # the table has microseconds
     return {
         row.name: ModuleTimes(
@@ -150,15 +156,6 @@ def module_times(traced: TracedStep) -> dict[str, ModuleTimes]:
         )
         for row in table.rows
     }
-
-
-def _module_flops(cells: Sequence[OperatorCell], steps: int) -> ModuleFlops:
-    found: defaultdict[tuple[str, str], defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for cell in cells:
-        if cell.phase != "optimizer" and cell.module != OUTSIDE:
-            for name in with_those_above(cell.module):
-                found[name, "forward" if cell.phase == "forward" else "backward"][cell.dtype] += cell.flops / steps
-    return dict(found)
 
 
 def build_forward_profile(
@@ -194,37 +191,41 @@ def build_forward_profile(
             "forwards up to stop_profile() and keeps the counts."
         )
     outside = flops_by_phase(cell for cell in flops.cells if cell.module == OUTSIDE)
-    inside = (cell for cell in flops.cells if cell.module != OUTSIDE)
-    cells = tuple(replace(cell, module=_not_ignored(cell.module, ignored)) for cell in inside)
-    signature = StepSignature(batches=(), forwards=1, backwards=0, updates=0)
-    step = StepRecord(index=0, signature=signature, micro_steps=1, samples=context.micro_batch_size)
+    cells = tuple(
+        replace(cell, module=_not_ignored(cell.module, ignored)) for cell in flops.cells if cell.module != OUTSIDE
+    )
+    step = StepRecord(
+        index=0,
+        signature=StepSignature(batches=(), forwards=1, backwards=0, updates=0),
+        micro_steps=1,
+        samples=context.micro_batch_size,
+    )
     forward_sec = () if own_sec is None else calls_sec or (math.fsum(own_sec.values()),)
-    known = engine_sec or PhaseSeconds()
+    of_engine = engine_sec or PhaseSeconds()
     window = WindowRecord(
         profile_step=0,
         context=context,
         modules=records,
         flops=replace(flops, cells=cells),
         counted_steps=(step,),
-        timed_steps=tuple(replace(step, seconds=replace(known, forward=seconds)) for seconds in forward_sec),
+        timed_steps=tuple(replace(step, seconds=replace(of_engine, forward=seconds)) for seconds in forward_sec),
         timing_steps=len(forward_sec),
         notes=tuple(notes),
     )
-    traced = None
-    if own_sec is not None:
-        by_owner: defaultdict[str, float] = defaultdict(float)
-        for name, seconds in own_sec.items():
-            by_owner[_not_ignored(name, ignored)] += seconds
-        traced = TracedStep(index=0, like_counted=True, files=(), tables=None, own_forward_sec=by_owner)
-    profile = build_profile(window, config=ProfilerConfig(recompute_fwd_factor=recompute_fwd_factor), traced=traced)
+    names, known = grouped(own_sec or (), lambda name: _not_ignored(name, ignored)), own_sec or {}
+    own = {owner: math.fsum(known[name] for name in of) for owner, of in names.items()}
+    untold: dict[str, Any] = {"clock": "hooks", "backward_sec": None, "own_backward_sec": None}
+    times = {
+        name: ModuleTimes(forward_sec=sec, own_forward_sec=own.get(name, 0.0), **untold)
+        for name, sec in with_those_below(own, 0.0).items()
+    }
+    profile = build_profile(window, config=ProfilerConfig(recompute_fwd_factor=recompute_fwd_factor), times=times)
     return replace(profile, outside=outside)
 
 
 def _not_ignored(name: str, ignored: Collection[str]) -> str:
     """The innermost module at or around *name* that is not ignored."""
-    while name and name in ignored:
-        name = parent_name(name)
-    return name
+    return next(above for above in with_those_above(name) if not above or above not in ignored)
 
 
 def _predicted(window: WindowRecord, timed: Sequence[StepRecord]) -> tuple[list[BucketFlops], FlopsOf]:
@@ -240,18 +241,27 @@ def _predicted(window: WindowRecord, timed: Sequence[StepRecord]) -> tuple[list[
     return found, "estimate" if any(one.is_beyond for one in timed) else "formula"
 
 
-def _cells_of_a_step(window: WindowRecord, predicted: Sequence[BucketFlops]) -> tuple[OperatorCell, ...]:
-    """FLOPs of one step by phase and dtype: the mean of those *predicted* of the model, or of the counted steps.
+def _spent_by_step(window: WindowRecord, predicted: Sequence[BucketFlops]) -> dict[tuple[str, str], tuple[int, int]]:
+    """FLOPs of one step by phase and dtype, and how many it skips.
 
-    Of each phase and dtype as large a part is skipped as in the counted steps.
+    They are the mean of those *predicted* of the model, or of the counted steps; as large a part of each is skipped.
     """
-    found = []
-    for key, cells in grouped(window.flops.cells, lambda cell: (cell.phase, cell.dtype)).items():
-        counted, skipped = sum(cell.flops for cell in cells), sum(cell.skipped for cell in cells)
+    counted, skipped = window.flops.by_bucket(), Counter[tuple[str, str]]()
+    for cell in window.flops.cells:
+        skipped[cell.phase, cell.dtype] += cell.skipped
+    found = {}
+    for key in dict.fromkeys(chain(counted, *predicted)):
         amounts = [one.get(key, 0) for one in predicted if key[0] != "outside"]
-        flops = whole(sum(amounts) if amounts else counted, of=len(amounts) or max(1, len(window.counted_steps)))
-        found.append(replace(cells[0], flops=flops, skipped=whole(flops * skipped, of=counted or 1)))
-    return tuple(found)
+        flops = whole(sum(amounts) if amounts else counted[key], of=len(amounts) or max(1, len(window.counted_steps)))
+        found[key] = flops, whole(flops * skipped[key], of=counted[key] or 1)
+    return found
+
+
+def _step_flops(spent: Mapping[tuple[str, str], tuple[int, int]], *, forwards: Fraction) -> StepFlops:
+    """FLOPs of one step, from those by phase and dtype; its backward is estimated as so many *forwards*."""
+    of_step = PhaseFlops.summed((phase, amount) for (phase, _), (amount, _) in spent.items())
+    skipped = sum(skipped for _, skipped in spent.values())
+    return StepFlops(**asdict(of_step), skipped=skipped, backward_estimated=round(forwards * of_step.forward))
 
 
 def _typical_ratio(timed: Sequence[StepRecord], predicted: Sequence[BucketFlops]) -> float:
@@ -261,17 +271,17 @@ def _typical_ratio(timed: Sequence[StepRecord], predicted: Sequence[BucketFlops]
     return fmean(spent[place] for place in middle) / fmean(spent) if any(spent) else 1.0
 
 
-def _flops_by_dtype(cells: Sequence[OperatorCell]) -> tuple[DtypeFlops, ...]:
-    """FLOPs in each dtype that has any, most first."""
+def _flops_by_dtype(spent: Mapping[tuple[str, str], tuple[int, int]]) -> tuple[DtypeFlops, ...]:
+    """FLOPs in each dtype that has any, most first, of those of each phase and dtype and what of them is skipped."""
     found = (
         DtypeFlops(
             dtype=dtype,
-            model=sum(cell.flops for cell in group if cell.phase in _OF_MODEL),
-            hardware=sum(cell.flops for cell in group if cell.phase != "outside"),
-            executed=sum(cell.flops - cell.skipped for cell in group),
-            executed_model=sum(cell.flops - cell.skipped for cell in group if cell.phase in _OF_MODEL),
+            model=sum(spent[key][0] for key in keys if key[0] in _OF_MODEL),
+            hardware=sum(spent[key][0] for key in keys if key[0] != "outside"),
+            executed=sum(spent[key][0] - spent[key][1] for key in keys),
+            executed_model=sum(spent[key][0] - spent[key][1] for key in keys if key[0] in _OF_MODEL),
         )
-        for dtype, group in grouped((cell for cell in cells if cell.flops), lambda cell: cell.dtype).items()
+        for dtype, keys in grouped((key for key in spent if spent[key][0]), lambda key: key[1]).items()
     )
     return tuple(sorted(found, key=lambda one: (-one.hardware, one.dtype)))
 
@@ -306,9 +316,7 @@ def _device_figures(
     return peaks, bandwidth, otherwise if config.peak_flops_per_sec is None else "given"
 
 
-def _set_up(facts: RunFacts | None) -> dict[str, str]:
-    if facts is None:
-        return {}
+def _set_up(facts: RunFacts) -> dict[str, str]:
     ways = [", ".join(filter(None, (one.type_name, one.updates))) for one in facts.optimizers or ()]
     found = {
         "optimizer": "; ".join(dict.fromkeys(ways)) or None,
@@ -327,27 +335,13 @@ def _mean_amount(amounts: Sequence[int | None]) -> float | None:
 
 def _notes(
     window: WindowRecord, timed: Sequence[StepRecord], *, longer: float, predicted: Sequence[BucketFlops]
-) -> tuple[str, ...]:
-    notes = [*window.notes, *_whose(window, timed, predicted), *window.flops.notes]
-    if not window.counted_steps:
-        notes.append("No step was counted to its end: the FLOPs are of everything that ran while the counter was on.")
-    if wrong := sum(step.seconds is not None for step in window.timed_steps) - len(timed):
-        notes.append(f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right.")
-    if abs(longer - 1) > _MOST_APART:
-        word, more = window.context.step_word, "more" if longer > 1 else "less"
-        notes.append(
-            f"A {word} whose parts are timed took {percent(abs(longer - 1))} {more} than one between two stamps alone. "
-            f"The {word} is as long as these, {len(window.plain_steps_sec)} of them, and its parts are scaled to them."
-        )
-    return tuple(dict.fromkeys(notes))
-
-
-def _whose(window: WindowRecord, timed: Sequence[StepRecord], predicted: Sequence[BucketFlops]) -> Iterator[str]:
-    """Whose the FLOPs are, where the counted steps are not like the timed ones."""
+) -> Iterator[str]:
     number, beyond = len(window.counted_steps), sum(one.is_beyond for one in timed)
     those, some = f"the {number} counted {plural('step', number)}", f"{beyond} of them beyond the counted sizes"
+    yield from window.notes
     if window.variable:
         yield "Batch shapes or the numbers of forwards, backwards and updates keep changing from step to step."
+    # Whose the FLOPs are, where the counted steps are not like the timed ones.
     if predicted:
         by = "by an exact formula of the batch's sizes" + (f", {some}, where it is an estimate" if beyond else "")
         yield (
@@ -356,3 +350,14 @@ def _whose(window: WindowRecord, timed: Sequence[StepRecord], predicted: Sequenc
         )
     elif window.variable and timed:
         yield f"FLOPs are of {those} and times of {len(timed)} others, so rates compare averages."
+    yield from window.flops.notes
+    if not window.counted_steps:
+        yield "No step was counted to its end: the FLOPs are of everything that ran while the counter was on."
+    if wrong := sum(step.seconds is not None for step in window.timed_steps) - len(timed):
+        yield f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right."
+    if abs(longer - 1) > _MOST_APART:
+        word, more = window.context.step_word, "more" if longer > 1 else "less"
+        yield (
+            f"A {word} whose parts are timed took {percent(abs(longer - 1))} {more} than one between two stamps alone. "
+            f"The {word} is as long as these, {len(window.plain_steps_sec)} of them, and its parts are scaled to them."
+        )

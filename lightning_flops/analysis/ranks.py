@@ -1,32 +1,24 @@
-"""The whole job in one profile: what every rank measured, merged, and which ranks did not answer.
-
-Sums and rates are of the ranks that answered; nothing is guessed for the others. Only figures of one copy of the model
-are averages.
+"""The whole job in one profile: what every rank sent, merged; nothing is guessed for ranks that did not answer.
 
 Collectives are matched call by call: the i-th call of a collective in a process group and step on one rank belongs to
 the i-th on the others; ranks' clocks are never compared. Of the calls that belong together the shortest is the
 transfer: the rank that came last waited for no other. What the others took longer was waiting.
-
-What separates the ranks is their *own* time: a part of a step without the communication in the traced steps that no
-computation hides, in which a rank may be waiting for others. Each part is tested by itself, as a part that never waits
-is far steadier than one that does: a rank is late in it if its own time there differs from the median of the others' by
-more than four standard errors, six where they are of few means. It is a straggler if the parts in which it is late, or
-else all parts together, take longer by more than the thresholds. On a host, what a rank does in its modules is no
-wait, whatever communication is under way meanwhile: where their times are known, a part is tested by these as well.
-What a rank waited for processors, as far as the others waited for them too, is chance. Unless all ranks were traced,
-waits for data and transfers alone are compared: elsewhere work cannot be separated from waiting.
+What separates the ranks is their *own* time, tested part by part: docs/distributed.md, "When a rank is named".
 """
 
 from __future__ import annotations
 
+import math
+import zlib
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import reduce
-from operator import add
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from statistics import fmean, median
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from lightning_flops.analysis.advice import ON_COMMUNICATION, advise
@@ -34,15 +26,15 @@ from lightning_flops.analysis.compare_figures import batch_means
 from lightning_flops.analysis.counts import grouped
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.names import name_ranks
-from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, TracedRank
-from lightning_flops.analysis.rates import peak_seconds, per_second, ratio, sum_if_all_known, whole
+from lightning_flops.analysis.rates import job_at_peaks, ratio, sum_if_all_known, whole
 from lightning_flops.config import ADVICE_THRESHOLDS
-from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import RunContext
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import JobRates, PartTiming, StepFlops
+from lightning_flops.schema.step import DtypeFlops, JobRates, PartTiming, StepFlops
 from lightning_flops.schema.trace import (
     CollectiveCalls,
+    Integers,
+    Overlap,
     RankCollectiveRow,
     RankComparison,
     RankFigures,
@@ -52,6 +44,101 @@ from lightning_flops.schema.trace import (
     Straggler,
     TracedPart,
 )
+
+RECORD_LIMIT_BYTES, _INFLATED_LIMIT_BYTES = 65_536, 4 << 20  # of a packed record, and of one before it is compressed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRank:
+    """What the trace of one rank says for a comparison with the others."""
+
+    rank: int | None  #: None where no trace says its rank.
+    source: str = ""  #: Where a trace file came from.
+    steps: int
+    overlap: Overlap
+    collectives: tuple[CollectiveCalls, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """What one rank sends to the one that reports, as compressed msgpack."""
+
+    profile: Profile  #: Without what has a part for each module, operator or collective.
+    traced: TracedRank | None  #: None without a traced step that has collectives.
+    module_names: tuple[str, ...] = ()  #: Modules with times, in tree order.
+    own_forward_ns: Integers  #: Of each of them in the traced step, without the modules below it.
+    own_backward_ns: Integers  #: Of their backwards.
+    #: Standard error of all modules' times in the traced steps together, where the host's clock has them. None: not.
+    modules_error_sec: float | None = None
+    is_shortened: bool = False  #: Times of modules and of each single call of a collective did not fit.
+
+    @property
+    def rank(self) -> int:
+        """Number of the rank in the job."""
+        return self.profile.context.rank
+
+
+class RankAbsence(NamedTuple):
+    """A rank whose measurements are missing in the merged report, and why, as the end of a sentence."""
+
+    rank: int
+    reason: str
+
+
+def _plain(value: object) -> bytes | float | str:  # of ``torch.__version__``, whose class is its own, the text
+    return value.tobytes() if isinstance(value, array) else float(value) if isinstance(value, float) else str(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_decoder = msgspec.msgpack.Decoder(RankRecord | RankAbsence, dec_hook=lambda _, data: array("q", data))
+_shared = lru_cache(maxsize=8)(tuple[str, ...])  # of thousands of ranks, one copy of their modules' names
+
+
+def make_rank_record(profile: Profile) -> RankRecord:
+    """The record of the rank that *profile* is of."""
+    timed = {module.name: module.times for module in profile.modules if module.times is not None}
+    traced, rank, of_trace, error_sec = profile.traced, profile.context.rank, None, None
+    if traced is not None:
+        table = traced.tables and traced.tables.modules
+        errors_us = [row.own_error_us for row in table.rows] if table and table.clock == "host" else [None]
+        error_sec = None if None in errors_us else 1e-6 * math.hypot(*(one or 0.0 for one in errors_us))
+        if traced.tables is not None and (overlap := traced.tables.overlap) is not None:
+            of_trace = TracedRank(rank=rank, steps=traced.steps, overlap=overlap, collectives=traced.collectives)
+        traced = replace(traced, tables=None, filling=None, collectives=())
+    none: dict[str, tuple[()]] = dict.fromkeys(("modules", "operators", "advice", "notes"), ())
+    return RankRecord(
+        profile=replace(profile, traced=traced, ranks=None, budget=None, lines=None, uncounted={}, **none),  # type: ignore[arg-type]
+        traced=of_trace,
+        module_names=tuple(timed),
+        own_forward_ns=array("q", [round(1e9 * times.own_forward_sec) for times in timed.values()]),
+        modules_error_sec=error_sec,
+        own_backward_ns=array("q", [round(1e9 * (times.own_backward_sec or 0)) for times in timed.values()]),
+    )
+
+
+def pack(record: RankRecord | RankAbsence) -> bytes:
+    """*record* in at most ``RECORD_LIMIT_BYTES``, without modules and single calls where it must, or ValueError."""
+    sent: list[RankRecord | RankAbsence] = [record]
+    if isinstance(record, RankAbsence):
+        sent = [record._replace(reason=record.reason[:500])]
+    else:
+        calls = () if record.traced is None else record.traced.collectives
+        calls = tuple(replace(one, latency_ns=array("q")) for one in calls)
+        none: dict[str, Any] = {"module_names": (), "own_forward_ns": array("q"), "own_backward_ns": array("q")}
+        traced = record.traced and replace(record.traced, collectives=calls)
+        sent.append(replace(record, traced=traced, is_shortened=True, **none))
+    for one in sent:
+        encoded = _encoder.encode(one)
+        packed = zlib.compress(encoded, 1)
+        if len(packed) <= RECORD_LIMIT_BYTES and len(encoded) <= _INFLATED_LIMIT_BYTES:
+            return packed
+    raise ValueError(f"without modules and calls the record is still larger than {RECORD_LIMIT_BYTES:,} bytes")
+
+
+def unpack(data: bytes) -> RankRecord | RankAbsence:
+    """What ``pack`` made *data* of; raises an error of zlib or msgspec for anything else."""
+    answer: RankRecord | RankAbsence = _decoder.decode(zlib.decompressobj().decompress(data, _INFLATED_LIMIT_BYTES))
+    return answer if isinstance(answer, RankAbsence) else replace(answer, module_names=_shared(answer.module_names))
 
 
 def with_ranks(
@@ -64,16 +151,16 @@ def with_ranks(
     records = sorted((one for one in answers if isinstance(one, RankRecord)), key=lambda one: one.rank)
     absences = sorted((one for one in answers if isinstance(one, RankAbsence)), key=lambda one: one.rank)
     profiles = [record.profile for record in records]
-    model, hardware = _flops_by_dtype(profiles, "model"), _flops_by_dtype(profiles, "hardware")
-    rates, unavailable = _job_rates(profiles, model=model, hardware=hardware)
+    rates, unavailable = _job_rates(profiles)
     traced = [record.traced for record in records if record.traced is not None]
     ranks = RanksProfile(
         absences={
             why: tuple(one.rank for one in ranks) for why, ranks in grouped(absences, lambda one: one.reason).items()
         },
-        flops=reduce(add, (one.flops for one in profiles)),
+        flops=sum((one.flops for one in profiles[1:]), start=profiles[0].flops),
+        dtypes=_dtypes(profiles),
         devices=dict(Counter(sorted(one.context.device_name for one in profiles)).most_common()),
-        peak_flops_per_sec=sum_if_all_known(_peak(one, model) for one in profiles),
+        peak_flops_per_sec=None,
         rates=rates,
         unavailable=unavailable,
         pipeline_stages=profile.context.pp_size,
@@ -84,6 +171,10 @@ def with_ranks(
         notes=_notes(records),
         ranks=tuple(map(_figures, profiles)),
     )
+    ranks = job_at_peaks(ranks, [one.peaks_flops_per_sec for one in profiles])
+    # A rank's own share may be impossible where the job's is not.
+    unknown = dict.fromkeys({"mfu", "hfu"} & unavailable.keys())
+    ranks = replace(ranks, rates=replace(ranks.rates, **unknown), unavailable={**ranks.unavailable, **unavailable})
     evidence, known = _evidence(ranks), profile.advice
     if evidence.shares.get("waiting") is not None:
         known = tuple(one for one in known if one.rule not in ON_COMMUNICATION)
@@ -106,10 +197,12 @@ def _evidence(ranks: RanksProfile) -> Evidence:
 
 def _notes(records: Sequence[RankRecord]) -> tuple[str, ...]:
     """What some of the records lack, and whose FLOPs are lower bounds."""
-    lacking = grouped((one for one in records if one.left_out), lambda one: one.left_out)
-    notes = [f"Left out of the record of {name_ranks(one.rank for one in of)}: {what}." for what, of in lacking.items()]
-    bound = [one.rank for one in records if one.profile.lower_bound]
-    return (*notes, *([f"LOWER BOUND: FLOPs and their rates, because of {name_ranks(bound)}."] if bound else []))
+    left_out = "Left out of the record of {}: the times of its modules and of each single call of a collective."
+    found = {
+        left_out: [one.rank for one in records if one.is_shortened],
+        "LOWER BOUND: FLOPs and their rates, because of {}.": [one.rank for one in records if one.profile.lower_bound],
+    }
+    return tuple(sentence.format(name_ranks(ranks)) for sentence, ranks in found.items() if ranks)
 
 
 def _figures(profile: Profile) -> RankFigures:
@@ -126,7 +219,8 @@ def _figures(profile: Profile) -> RankFigures:
 def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
     """The stages of which a rank answered; one without a pipeline. FLOPs are those of one copy."""
     parts, stages = _ranks_of_one_copy(profiles[0].context), grouped(profiles, lambda one: one.context.pp_rank)
-    of_stages = {stage: asdict(reduce(add, (one.flops for one in ranks))) for stage, ranks in stages.items()}
+    sums = {stage: sum((one.flops for one in ranks[1:]), start=ranks[0].flops) for stage, ranks in stages.items()}
+    of_stages = {stage: asdict(flops) for stage, flops in sums.items()}
     return tuple(
         StageProfile(
             stage=stage,
@@ -143,65 +237,35 @@ def _ranks_of_one_copy(context: RunContext) -> int:
     return max(1, context.world_size // max(1, context.dp_size * context.pp_size))
 
 
-def _flops_by_dtype(profiles: Iterable[Profile], which: Literal["model", "hardware"]) -> dict[str, float]:
-    total: defaultdict[str, float] = defaultdict(int)
-    for one in profiles:
-        for dtype in one.dtypes:
-            total[dtype.dtype] += getattr(dtype, which)
-    return dict(total)
+def _dtypes(profiles: Iterable[Profile]) -> tuple[DtypeFlops, ...]:
+    """FLOPs of all ranks by dtype."""
+    alike = grouped((one for profile in profiles for one in profile.dtypes), lambda one: one.dtype)
+    names = [one.name for one in fields(DtypeFlops) if one.name != "dtype"]
+    sums = {dtype: {name: sum(getattr(one, name) for one in of) for name in names} for dtype, of in alike.items()}
+    return tuple(DtypeFlops(dtype=dtype, **of) for dtype, of in sums.items())
 
 
-def _peak(profile: Profile, flops: Mapping[str, float]) -> float | None:
-    """Peak of the rank's device for the dtypes of *flops*: all of them / the seconds they take it at its peaks."""
-    seconds = peak_seconds(flops=flops, peaks_flops_per_sec=profile.peaks_flops_per_sec)
-    return per_second(amount=sum(flops.values()), seconds=seconds)
-
-
-def _job_rates(
-    profiles: Sequence[Profile], *, model: Mapping[str, float], hardware: Mapping[str, float]
-) -> tuple[JobRates, dict[str, str]]:
-    """Every ratio of the job, and the reason for each one that is None: that of the ranks that do not know it."""
-    rates = {"mfu": _utilization(profiles, model), "hfu": _utilization(profiles, hardware)}
+def _job_rates(profiles: Sequence[Profile]) -> tuple[JobRates, dict[str, str]]:
+    """Every ratio of the job that needs no peak, and why one is None: that of the ranks that do not know it."""
     of_data = ("samples_per_sec", "iter_samples_per_sec", "tokens_per_sec")
-    rates |= {name: _of_different_data(profiles, name) for name in of_data}
-    reasons = {}
-    for name, value in rates.items():
+    rates, reasons = {name: _of_different_data(profiles, name) for name in of_data}, dict[str, str]()
+    for name in ("mfu", "hfu", *of_data):
         without = [one for one in profiles if getattr(one.rates, name) is None]
-        if without and (value is None or name not in of_data):
-            rates[name] = None
+        if without and rates.get(name) is None:
             whose = f" ({name_ranks(one.context.rank for one in without)})" if len(without) < len(profiles) else ""
             reasons[name] = f"{without[0].unavailable[name]}{whose}"
-        elif value is None:
-            reasons[name] = "no dense peak of some rank's device is known for all dtypes of the job"
-    return JobRates(**rates), reasons
+    return JobRates(mfu=None, hfu=None, **rates), reasons
 
 
 def _of_different_data(profiles: Sequence[Profile], name: str) -> float | None:
     """Sum over the ranks that see different data of their rate of that *name*; None if one does not know it.
 
-    Every stage of a pipeline sees the same data, so it is their mean. A rank's own rate is that of all dp_size ranks
-    that see different data, if they did the same.
+    Stages of a pipeline see the same data: their mean. A rank's rate is as if all dp_size ranks had done the same.
     """
     stages = grouped(profiles, lambda one: one.context.pp_rank).values()
     totals = (sum_if_all_known(getattr(one.rates, name) for one in ranks) for ranks in stages)
     known, context = [total for total in totals if total is not None], profiles[0].context
     return fmean(known) / (context.dp_size * _ranks_of_one_copy(context)) if known else None
-
-
-def _utilization(profiles: Iterable[Profile], flops: Mapping[str, float]) -> float | None:
-    """*flops* of all ranks / what their devices could have done in that time."""
-    possible = sum_if_all_known(
-        None if one.timing is None or (peak := _peak(one, flops)) is None else peak * one.timing.global_step_sec
-        for one in profiles
-    )
-    return ratio(part=sum(flops.values()), whole=possible)
-
-
-_US = 1e-3
-
-
-class RanksError(LightningFlopsError, ValueError):
-    """Traces that cannot be of one run; the message names them and the contradiction."""
 
 
 def compare(traced: Sequence[TracedRank]) -> RankComparison:
@@ -222,23 +286,6 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
         for one, table in zip(traced, tables, strict=True)
     )
     return RankComparison(ranks=rows, notes=notes)
-
-
-def refuse_mixed_ranks(traces: Sequence[TracedRank]) -> None:
-    """Refuse traces that cannot be one of each rank.
-
-    Raises:
-        RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
-    """
-    if not traces:
-        raise RanksError("no trace to compare")
-    by_rank = grouped(traces, lambda one: one.rank)
-    for rank, alike in by_rank.items():
-        if rank is not None and len(alike) > 1:
-            same = f"{alike[0].source} and {alike[1].source} are both of rank {rank}"
-            raise RanksError(f"{same}: give one trace for each rank")
-    if None in by_rank and len(by_rank) > 1:
-        raise RanksError(f"{by_rank[None][0].source} does not say which rank it is of, though other traces do")
 
 
 _UNMATCHED = "Calls of {} whose counterparts in the other traces are not known, so neither is their waiting: {}."
@@ -262,15 +309,19 @@ def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankC
             continue
         if len(calls) < (taking_part[0][1].group_size or 0):
             missing[_PARTIAL, name] += calls[0]
-        # The transfer of calls that one rank left out is not known.
-        known = min(len(one.latency_ns) for _, one in taking_part)
-        latency_ns = np.array([one.latency_ns[:known] for _, one in taking_part], dtype=np.int64)
-        transfer_ns = int(latency_ns.min(axis=0).sum())
-        for (sums, _), total_ns in zip(taking_part, latency_ns.sum(axis=1).tolist(), strict=True):
-            sums.update(matched=known, transfer_ns=transfer_ns, wait_ns=total_ns - transfer_ns)
+        _add_waiting(taking_part)
     rows = [tuple(sorted(map(_row, one.items()), key=lambda row: (-row.latency_us, row.name))) for one in tables]
     notes = [sentence.format(name, calls) for (sentence, name), calls in sorted(missing.items())]
     return rows, tuple(notes) if len(ranks) > 1 else ()
+
+
+def _add_waiting(taking_part: Sequence[tuple[Counter[str], CollectiveCalls]]) -> None:
+    """Add to each rank's sums how long calls that belong together were a transfer, and how long it waited."""
+    known = min(len(one.latency_ns) for _, one in taking_part)  # of calls that one rank left out no transfer is known
+    latency_ns = np.array([one.latency_ns[:known] for _, one in taking_part], dtype=np.int64)
+    transfer_ns = int(latency_ns.min(axis=0).sum())
+    for (sums, _), total_ns in zip(taking_part, latency_ns.sum(axis=1).tolist(), strict=True):
+        sums.update(matched=known, transfer_ns=transfer_ns, wait_ns=total_ns - transfer_ns)
 
 
 def _row(item: tuple[str, Counter[str]]) -> RankCollectiveRow:
@@ -280,9 +331,9 @@ def _row(item: tuple[str, Counter[str]]) -> RankCollectiveRow:
         calls=sums["calls"],
         matched_calls=sums["matched"],
         bytes=None if sums["without_bytes"] else sums["bytes"],
-        latency_us=sums["ns"] * _US,
-        transfer_us=sums["transfer_ns"] * _US if sums["matched"] else None,
-        wait_us=sums["wait_ns"] * _US if sums["matched"] else None,
+        latency_us=sums["ns"] * 1e-3,
+        transfer_us=sums["transfer_ns"] * 1e-3 if sums["matched"] else None,
+        wait_us=sums["wait_ns"] * 1e-3 if sums["matched"] else None,
     )
 
 
@@ -321,12 +372,9 @@ def find_stragglers(
 
 def chance_sec(records: Sequence[RankRecord]) -> dict[str, float]:
     """How far the own time of a rank may differ from the others' by chance, by part: the most over the ranks."""
-    most: dict[str, float] = {}
-    for peers, _ in _peers(records):
-        names, _, chances = _delays(peers)
-        for name, chance in zip(names, chances.max(axis=0).tolist(), strict=True):
-            most[name] = max(chance, most.get(name, 0.0))
-    return most
+    delays = [_delays(peers) for peers, _ in _peers(records)]
+    most = [dict(zip(names, chances.max(axis=0).tolist(), strict=True)) for names, _, chances in delays]
+    return {name: max(one.get(name, 0.0) for one in most) for of in most for name in of}
 
 
 def _peers(records: Sequence[RankRecord]) -> Iterator[tuple[list[_Rank], list[_Rank]]]:
@@ -344,11 +392,10 @@ def find_stragglers_in_traces(
     ranks: Mapping[int, Sequence[TracedPart]], *, thresholds: Mapping[str, float] = ADVICE_THRESHOLDS
 ) -> list[Straggler]:
     """Stragglers among several *ranks*, of which nothing is known but the parts of their traced steps."""
-    own = {
-        rank: {one.name.replace("_", " "): (one.wall_sec - one.exposed_sec, 0.0) for one in parts}
-        for rank, parts in ranks.items()
-    }
-    peers = [_Rank(rank, sum(part.wall_sec for part in parts), own[rank]) for rank, parts in ranks.items()]
+    peers = []
+    for rank, parts in ranks.items():
+        own = {one.name.replace("_", " "): (one.wall_sec - one.exposed_sec, 0.0) for one in parts}
+        peers.append(_Rank(rank, sum(one.wall_sec for one in parts), own))
     return _of_peers(peers, thresholds)
 
 
@@ -382,10 +429,7 @@ def _own_time(part: PartTiming, inside: Sequence[TracedPart], record: RankRecord
 
 
 def _own_ns(part: str, record: RankRecord) -> Any:
-    """Traced nanoseconds of each module in *part*; None where there are none.
-
-    They are as they were traced, not scaled: what scales them may be what happened outside of them.
-    """
+    """Nanoseconds of each module in *part*, not scaled: what scales them may have happened outside. None: none."""
     times = getattr(record, f"own_{part}_ns", None)
     return np.array(times) / getattr(record.profile.traced, f"{part}_scale") if times else None
 
@@ -394,9 +438,7 @@ def _delays(peers: Sequence[_Rank]) -> tuple[list[str], Any, Any]:
     """By how many seconds each rank (row) is later than the median of the others in each part, and by chance."""
     names = list(dict.fromkeys(name for one in peers for name in one.own))
     own, variances = (
-        np.array([[one.own.get(name, (0.0, 0.0)) for name in names] for one in peers])
-        .reshape(len(peers), -1, 2)
-        .transpose(2, 0, 1)
+        np.array([[one.own.get(name, (0.0, 0.0))[at] for name in names] for one in peers]) for at in (0, 1)
     )
     shares = np.array([[one.starved_share] for one in peers])
     starved = own * np.minimum(shares, _of_others(shares))

@@ -8,14 +8,22 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Literal, TypeVar
 
 from lightning_flops.analysis.devices import device_named, why_no_peak
+from lightning_flops.analysis.step_flops import StepSums
 from lightning_flops.analysis.timing import build_budget
-from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes, RunContext, StepSums
+from lightning_flops.records import (
+    UNKNOWN_TOKENS,
+    BatchTokens,
+    BatchTotals,
+    Extremes,
+    PhaseFlops,
+    RunContext,
+    RunFlops,
+)
 from lightning_flops.schema.profile import Profile, Spread, ThroughputSummary
 from lightning_flops.schema.step import ModuleProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import RanksProfile, TraceReport
@@ -24,16 +32,17 @@ _Number = TypeVar("_Number", int, float)
 
 MOST_OF_PEAK = 2  # figures beyond so many times the peak are impossible, whatever the clocks and the shapes say
 GIVE_PEAK = "run lightning-flops peak, or set peak_flops_per_sec"  # what to do where no peak is known
+_SHARES = {"hfu": "hardware", "mfu": "model"}  # what is held against peaks, and whose FLOPs they are
 _MIXED = "the times of these phases cannot be separated"
 UNUSUAL, NO_TIME = "what was counted cannot be right", "no step was timed"
 
+# Rates that are of a backward or an optimizer, too; in a run without either they would only repeat the forward's.
 RATES_OF_TRAINING = (
     "backward_flops_per_sec",
     "backward_flops_per_sec_estimated",
     "forward_backward_flops_per_sec",
     "iter_flops_per_sec",
 )
-"""Rates that are of a backward or an optimizer, too; in a run without either they would only repeat the forward's."""
 
 
 def per_second(*, amount: float | None, seconds: float | None) -> float | None:
@@ -111,21 +120,18 @@ def build_rates(
     *flops*, *samples* and *tokens* are of this rank in a step.
     """
     trained = flops.backward + flops.recompute
+    all_samples, all_tokens = (amount and amount * context.dp_size for amount in (samples, tokens))
     no_samples = "the batch size is not known; set batch_size"
-    no_tokens = "how to count tokens was not said; set tokens_per_sample"
-    spent = {
-        "forward_flops_per_sec": (flops.forward, "forward_sec"),
-        "backward_flops_per_sec": (trained, "backward_sec"),
-        "backward_flops_per_sec_estimated": (flops.backward_estimated, "backward_sec"),
-        "forward_backward_flops_per_sec": (flops.forward + trained, "forward_backward_sec"),
-        "iter_flops_per_sec": (flops.hardware, "iter_sec"),
-    }
     # What each rate is of, over which time, and why that may not be known.
     ratios: dict[str, tuple[float | None, str, str]] = {
-        **{name: (of, time, UNUSUAL) for name, (of, time) in spent.items()},
-        "samples_per_sec": (samples and samples * context.dp_size, "global_step_sec", no_samples),
-        "iter_samples_per_sec": (samples and samples * context.dp_size, "iter_sec", no_samples),
-        "tokens_per_sec": (tokens and tokens * context.dp_size, "global_step_sec", no_tokens),
+        "forward_flops_per_sec": (flops.forward, "forward_sec", UNUSUAL),
+        "backward_flops_per_sec": (trained, "backward_sec", UNUSUAL),
+        "backward_flops_per_sec_estimated": (flops.backward_estimated, "backward_sec", UNUSUAL),
+        "forward_backward_flops_per_sec": (flops.forward + trained, "forward_backward_sec", UNUSUAL),
+        "iter_flops_per_sec": (flops.hardware, "iter_sec", UNUSUAL),
+        "samples_per_sec": (all_samples, "global_step_sec", no_samples),
+        "iter_samples_per_sec": (all_samples, "iter_sec", no_samples),
+        "tokens_per_sec": (all_tokens, "global_step_sec", "how to count tokens was not said; set tokens_per_sample"),
         "data_wait_ratio": (None if timing is None else timing.data_wait_sec, "global_step_sec", _MIXED),
     }
     values, reasons = dict[str, float | None](), dict[str, str]()
@@ -139,13 +145,6 @@ def build_rates(
         values |= dict.fromkeys(RATES_OF_TRAINING)
         reasons |= dict.fromkeys(RATES_OF_TRAINING, f"a {context.run_word} has no backward and no optimizer")
     return Rates(**values, mfu=None, hfu=None), reasons
-
-
-_NO_PEAK = f"no dense peak of this device is known for every dtype of the run; {GIVE_PEAK}"
-_NO_FORMULA = "no formula gives the cost of its steps without padding"
-
-_TOO_WIDE = "{checks} steps that were counted at random differ so much that the 95% interval is wider than ±100%"
-_OF_FLOPS = "model_flops hardware_flops lower_bound steps_counted steps_by_formula steps_estimated checks".split()
 
 
 def build_throughput(
@@ -173,15 +172,17 @@ def build_throughput(
     shares, unavailable = utilization(peak_sec, seconds.total)
     counts: dict[str, Any] = {}
     if flops is not None:
-        counts = {name: getattr(flops, name) for name in _OF_FLOPS}
-        counts |= {"checks_seed": flops.seed, "flops_error": flops.error}
-        no_useful = _NO_FORMULA if flops.unprofiled.useful_by_dtype is None else _NO_PEAK
-        why = {"mfu": _NO_PEAK} | ({} if tokens.real is None else {"useful_mfu": no_useful})
+        counts = {one.name: getattr(flops, one.name) for one in fields(RunFlops)}
+        no_peak = f"no dense peak of this device is known for every dtype of the run; {GIVE_PEAK}"
+        no_formula = "no formula gives the cost of its steps without padding"
+        no_useful = no_formula if flops.unprofiled.useful_by_dtype is None else no_peak
+        why = {"mfu": no_peak} | ({} if tokens.real is None else {"useful_mfu": no_useful})
         unavailable = {name: words for name, words in why.items() if peak_sec[name] is None} | unavailable
-        if (flops.error or 0.0) > 1.0:
+        if (flops.flops_error or 0.0) > 1.0:
             counts |= dict.fromkeys(("model_flops", "hardware_flops"))
             shares = dict.fromkeys(shares)
-            unavailable |= dict.fromkeys(shares, _TOO_WIDE.format(checks=flops.checks))
+            differ = f"{flops.checks} steps that were counted at random differ so much"
+            unavailable |= dict.fromkeys(shares, f"{differ} that the 95% interval is wider than ±100%")
     return ThroughputSummary(
         batches=totals.batches,
         reader_ratio=None if reader is None else ratio(part=reader.total, whole=seconds.total),
@@ -224,11 +225,12 @@ def _mean(values: Extremes) -> Spread:
 
 COPY = "copy"  # the name of the bandwidth of a copy, in bytes/s, among the FLOP/s of dtypes
 _BEYOND, _NAMED = "Left out, as they would be beyond the device's peak:", 4
+_OF_A_CALL = {"forward": ("forward",), "backward": ("backward", "recompute")}  # whose FLOPs a module's times are
 NO_FLOPS = "FLOPs are n/a: "  # what a note of a trace's report begins with that says why it has none
 NO_MFU = "no MFU: "  # and what a row of ``TraceFlops.uncounted`` does
 
-ModuleFlops = dict[tuple[str, str], Mapping[str, float]]
-"""FLOPs by dtype of each module and those below it, in its ``forward`` or ``backward``, recomputation in the latter."""
+# FLOPs of each module and those below it, over all counted steps, by dtype.
+ModuleFlops = Mapping[str, Mapping[str, PhaseFlops]]
 
 
 def peak_for(
@@ -270,30 +272,23 @@ def measured_peaks(host: str, device_name: str) -> Mapping[str, float]:
     return read_measured(host).get(device_name, {}) if host else {}
 
 
-def with_measured_peaks(profile: Profile) -> Profile:
-    """*profile* with what ``lightning-flops peak`` has measured since, if it ran here and had no peak."""
-    measured = measured_peaks(profile.context.host, profile.context.device_name)
-    if not measured or profile.peaks_flops_per_sec or profile.context.host != platform.node():
-        return profile
-    held = with_given_peaks(
-        profile,
-        flops_per_sec={name: rate for name, rate in measured.items() if name != COPY},
-        memory_bytes_per_sec=profile.memory_bytes_per_sec or measured.get(COPY),
-    )
-    return replace(held, settings=replace(profile.settings, peaks_from="measured"))
-
-
 def with_given_peaks(
-    profile: Profile, *, flops_per_sec: float | Mapping[str, float] | None, memory_bytes_per_sec: float | None
+    profile: Profile,
+    *,
+    flops_per_sec: float | Mapping[str, float] | None,
+    memory_bytes_per_sec: float | None,
 ) -> Profile:
     """*profile* with MFU, HFU, breakdown, shares of the peak and rooflines of these figures; advice is still the run's.
 
     None stands for the profile's own. Shares of modules are n/a where several dtypes have FLOPs.
     """
-    peaks, alone = dict(profile.peaks_flops_per_sec), [one.dtype for one in profile.dtypes]
-    for dtype in {*peaks, *alone, *(flops_per_sec if isinstance(flops_per_sec, Mapping) else ())}:
-        if (peak := peak_for("", dtype, flops_per_sec)) is not None:
-            peaks[dtype] = peak
+    alone = [one.dtype for one in profile.dtypes]
+    of_all = {
+        dtype: flops_per_sec
+        for dtype in (*profile.peaks_flops_per_sec, *alone)
+        if isinstance(flops_per_sec, (int, float))
+    }
+    peaks = {**profile.peaks_flops_per_sec, **(flops_per_sec if isinstance(flops_per_sec, Mapping) else of_all)}
     settings = profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given")
     held = replace(
         profile,
@@ -302,15 +297,18 @@ def with_given_peaks(
         settings=settings,
     )
     dtype = alone[0] if len(alone) == 1 else "of several dtypes"
-    flops: ModuleFlops = {}
-    for module in profile.modules:
-        flops[module.name, "forward"] = {dtype: profile.per_step(module.total.forward)}
-        flops[module.name, "backward"] = {dtype: profile.per_step(module.total.backward + module.total.recompute)}
-    return at_peaks(held, flops)
+    flops = {dtype: {module.name: module.total for module in profile.modules}}
+    ranks = held.ranks
+    if ranks is not None and flops_per_sec is not None:
+        is_alike = len(ranks.devices) == 1
+        why = {} if is_alike else dict.fromkeys(_SHARES, "a peak was given, and ranks have other kinds of devices")
+        ranks = replace(ranks, unavailable={**ranks.unavailable, **why})
+        ranks = job_at_peaks(ranks, [peaks if is_alike else {}] * ranks.answered)
+    return replace(at_peaks(held, flops), ranks=ranks)
 
 
 def at_peaks(profile: Profile, flops: ModuleFlops) -> Profile:
-    """*profile* with all that follows from its ``peaks_flops_per_sec``; *flops* are its modules', of one step."""
+    """*profile* with all that follows from its ``peaks_flops_per_sec``; *flops* are its modules'."""
     peaks, timing, typical = profile.peaks_flops_per_sec, profile.timing, profile.typical_flops_ratio
     peak_sec = [
         peak_seconds({one.dtype: getattr(one, name) for one in profile.dtypes}, peaks)
@@ -320,8 +318,9 @@ def at_peaks(profile: Profile, flops: ModuleFlops) -> Profile:
     device = profile.context.device_name or profile.context.device_type
     no_peak = f"no dense peak is known for {unknown} on {device}; {GIVE_PEAK}" if unknown else UNUSUAL
     step_sec = None if timing is None else timing.global_step_sec
-    used = {"mfu": peak_sec[0], "hfu": peak_sec[1]}
-    shares, impossible = utilization(used, step_sec, masked=profile.flops.skipped > 0)
+    shares, impossible = utilization(
+        {"mfu": peak_sec[0], "hfu": peak_sec[1]}, step_sec, masked=profile.flops.skipped > 0
+    )
     reasons = {name: NO_TIME if timing is None else no_peak for name, share in shares.items() if share is None}
     others = {name: why for name, why in profile.unavailable.items() if name not in shares}
     modules, notes = _at_peaks(profile, flops)
@@ -329,7 +328,6 @@ def at_peaks(profile: Profile, flops: ModuleFlops) -> Profile:
         profile,
         rates=replace(profile.rates, **shares),
         unavailable=others | reasons | impossible,
-        ranks=profile.ranks and _ranks_at(profile.ranks, profile, used),
         budget=build_budget(
             timing=timing,
             traced=profile.traced,
@@ -346,8 +344,10 @@ def _at_peaks(profile: Profile, flops: ModuleFlops) -> tuple[tuple[ModuleProfile
     modules, beyond = [], []
     for module in profile.modules:
         rates: dict[str, Any] = {}
-        for phase in ("forward", "backward") if module.times else ():
-            spent, sec = flops.get((module.name, phase), {}), getattr(module.times, f"{phase}_sec")
+        own = {dtype: of.get(module.name, PhaseFlops()) for dtype, of in flops.items()}
+        for phase, parts in _OF_A_CALL.items():
+            spent = {dtype: profile.per_step(sum(getattr(one, part) for part in parts)) for dtype, one in own.items()}
+            sec = getattr(module.times, f"{phase}_sec", None)
             amount, peak_sec = sum(spent.values()) or None, peak_seconds(spent, profile.peaks_flops_per_sec)
             share = ratio(part=peak_sec, whole=amount and sec)
             if share is not None and share > 1:  # as for MFU
@@ -365,30 +365,28 @@ def _at_peaks(profile: Profile, flops: ModuleFlops) -> tuple[tuple[ModuleProfile
     return tuple(modules), [f"{_BEYOND} shares of {', '.join(beyond[:_NAMED])}{more}. {why}"] if beyond else []
 
 
-def _ranks_at(ranks: RanksProfile, profile: Profile, peak_sec: Mapping[str, float | None]) -> RanksProfile:
-    """*ranks* with the job's MFU and HFU, where all have the device of *profile*, whose FLOPs take *peak_sec*."""
-    sums, are_alike = [math.fsum(one.parts_sec.values()) for one in ranks.ranks], len(ranks.devices) == 1
-    step_sec = math.fsum(sums) if all(sums) and are_alike else None
-    own, job = profile.flops, ranks.flops
-    more = {  # FLOPs of all ranks, which are in the dtypes of this rank's, by its own
-        "mfu": ratio(part=job.model, whole=own.model),
-        "hfu": ratio(part=job.hardware, whole=own.hardware),
-    }
-    seconds = {
-        name: None if sec is None or (times := more[name]) is None else times * sec for name, sec in peak_sec.items()
-    }
-    used = {name: ratio(part=sec, whole=step_sec) for name, sec in seconds.items()}
-    shares, impossible = utilization(used, 1.0, masked=job.skipped > 0)
-    why = "the reporting rank has no FLOPs" if are_alike else "a peak was given, and ranks have other kinds of devices"
-    unavailable = {name: reason for name, reason in ranks.unavailable.items() if shares.get(name) is None}
-    unknown = [name for name, share in shares.items() if share is None]
-    unavailable |= {name: why for name in unknown if name not in unavailable or not are_alike}
-    of_device = per_second(amount=own.model, seconds=peak_sec["mfu"]) if are_alike else None
+def job_at_peaks(ranks: RanksProfile, peaks: Sequence[Mapping[str, float]]) -> RanksProfile:
+    """*ranks* with the job's MFU and HFU at these *peaks* of each rank's device, and why those are None that were so.
+
+    A device's peak is weighted by the job's dtypes: all its FLOPs / the seconds that they take there.
+    """
+    steps_sec = [math.fsum(one.parts_sec.values()) or None for one in ranks.ranks]
+    shares, of_devices = dict[str, float | None](), list[float | None]()
+    for name, which in _SHARES.items():
+        flops = {one.dtype: getattr(one, which) for one in ranks.dtypes}
+        of_devices = [per_second(amount=sum(flops.values()), seconds=peak_seconds(flops, one)) for one in peaks]
+        possible = [
+            None if peak is None or sec is None else peak * sec for peak, sec in zip(of_devices, steps_sec, strict=True)
+        ]
+        shares[name] = ratio(part=sum(flops.values()), whole=sum_if_all_known(possible))
+    shares, impossible = utilization(shares, 1.0, masked=ranks.flops.skipped > 0)
+    why = dict.fromkeys(shares, "no dense peak of some rank's device is known for all dtypes of the job")
+    unknown = {name: reason for name, reason in {**why, **ranks.unavailable}.items() if shares.get(name) is None}
     return replace(
         ranks,
         rates=replace(ranks.rates, **shares),
-        unavailable=unavailable | impossible,
-        peak_flops_per_sec=None if of_device is None else of_device * ranks.answered,
+        unavailable=unknown | impossible,
+        peak_flops_per_sec=sum_if_all_known(of_devices),
     )
 
 

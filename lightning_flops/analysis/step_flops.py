@@ -7,15 +7,14 @@ import os
 import random
 import zlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import mul, sub
 from typing import Literal, NamedTuple
 
 from lightning_flops.analysis.formula import Formula, Sizes
-from lightning_flops.records import BatchTokens, BucketFlops, Shapes, StepSums, UnprofiledFlops
+from lightning_flops.records import BatchTokens, BucketFlops, RunFlops, Shapes
 
 _ENOUGH = 3  # with fewer random checks nothing is said of the error
 _MOST_SHAPES = 4096  # more are kept as the sum of what is predicted of them
@@ -34,6 +33,21 @@ _Sums = dict[tuple[str, str], float]
 _Counts = Counter[frozenset[tuple[tuple[str, str], int]]]  # how often each count of a shape was found
 # By counts of their shape or by a formula; by either, where steps may differ; by the nearest counted shape.
 _How = Literal["counted", "formula", "varied", "nearest"]
+
+
+class UnprofiledFlops(NamedTuple):
+    """Model FLOPs of steps that ran unprofiled: what rates are of."""
+
+    by_dtype: Mapping[str, float]
+    useful_by_dtype: Mapping[str, float] | None  # what they would be without padding; None if not known
+    estimated_ratio: float  # share of them that is an estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSums(RunFlops):
+    """The same, and those of the steps that no profiler slowed down."""
+
+    unprofiled: UnprofiledFlops
 
 
 class _Shape(NamedTuple):
@@ -102,14 +116,13 @@ class _Steps:
         return flops
 
     def unprofiled(self, missed: Mapping[bool, _Missed]) -> UnprofiledFlops:
-        by_dtype: tuple[dict[str, float], dict[str, float]] = {}, {}
-        for flops, sums in zip((self.corrected(missed), self.useful or {}), by_dtype, strict=True):
-            for (bucket, dtype), value in flops.items():
-                if bucket in _MODEL:
-                    sums[dtype] = sums.get(dtype, 0) + value
-        model = sum(by_dtype[0].values())
+        by_dtype, useful = (
+            {dtype: _model({key: value for key, value in flops.items() if key[1] == dtype}) for _, dtype in flops}
+            for flops in (self.corrected(missed), self.useful or {})
+        )
+        model = sum(by_dtype.values())
         ratio = min(1.0, self.estimated / model) if model else 0.0
-        return UnprofiledFlops(by_dtype[0], by_dtype[1] if self.useful is not None and self.number else None, ratio)
+        return UnprofiledFlops(by_dtype, useful if self.useful is not None and self.number else None, ratio)
 
 
 class StepFlops:
@@ -168,7 +181,7 @@ class StepFlops:
         self._counts.append((shape, flops, self.schedule.stands_for if random else 0))
         self._batches.update((batch, shape.padded) for batch in batches)
         self._lower_bound |= lower_bound
-        self.schedule.counted(seconds)
+        self.schedule.took(seconds, uncounted=0)
         self._recent = self._missed(_RECENT)
 
     def ran(
@@ -182,7 +195,7 @@ class StepFlops:
             if len(into.groups) > _MOST_SHAPES:
                 self._predict(into)
         if not profiled:
-            self.schedule.ran(seconds, steps)
+            self.schedule.took(seconds, uncounted=steps)
 
     # ---- predictions
 
@@ -229,14 +242,7 @@ class StepFlops:
 
     def _missed(self, latest: int = 0) -> dict[bool, _Missed]:
         """What predictions miss, of counted shapes and of new ones (True); empty with too few random checks."""
-        # What each counted step has beyond its prediction of now, whether its shape is new, what it stands for.
-        checks, found = list[tuple[_Flops, bool, int]](), dict[bool, _Missed]()
-        for shape, flops, stands_for in self._counts:
-            counts, is_exact = self._known[shape], self._kinds[shape.form].formula.solved is not None
-            is_new = counts.total() == 1 and not is_exact
-            predicted: _Flops = self._nearest(shape, but=shape) if is_new else _usual(counts)
-            if predicted:
-                checks.append(({} if is_exact else _add(dict(flops), predicted, -1), is_new, stands_for))
+        checks, found = list(self._checks()), dict[bool, _Missed]()
         drawn = [one for one in checks if one[2]]
         for is_new in (False, True) if len(drawn) >= _ENOUGH else ():
             alike = [one for one in checks if one[1] == is_new]
@@ -249,6 +255,15 @@ class StepFlops:
             width = _half_width([_model(one[0]) for one in used], weights, [_model(one[0]) for one in alike])
             found[is_new] = _Missed({key: one / sum(weights) for key, one in mean.items()}, width, len(used))
         return found
+
+    def _checks(self) -> Iterator[tuple[_Flops, bool, int]]:
+        """What each counted step has beyond its prediction of now, whether its shape is new, what it stands for."""
+        for shape, flops, stands_for in self._counts:
+            counts, is_exact = self._known[shape], self._kinds[shape.form].formula.solved is not None
+            is_new = counts.total() == 1 and not is_exact
+            predicted: _Flops = self._nearest(shape, but=shape) if is_new else _usual(counts)
+            if predicted:
+                yield {} if is_exact else _add(dict(flops), predicted, -1), is_new, stands_for
 
     # ---- sums
 
@@ -279,13 +294,13 @@ class StepFlops:
             model_flops=round(model),
             hardware_flops=round(sum(whole.values())),
             unprofiled=usual.unprofiled(missed),
-            error=0.0 if is_covered else math.sqrt(squares) / model if squares and model else None,
+            flops_error=0.0 if is_covered else math.sqrt(squares) / model if squares and model else None,
             steps_counted=number["counted"] + len(self._counts),
             steps_by_formula=number["formula"],
             steps_estimated=number["varied"] + number["nearest"],
             checks=sum(stands_for > 0 for *_, stands_for in self._counts) if number else 0,
             lower_bound=self._lower_bound,
-            seed=self.schedule.seed,
+            checks_seed=self.schedule.seed,
         )
 
 
@@ -334,16 +349,13 @@ class CountSchedule:
         self._learned += learns
         return learns
 
-    def ran(self, seconds: float, steps: int = 1) -> None:
-        """So many unprofiled steps took so long."""
+    def took(self, seconds: float, *, uncounted: int) -> None:
+        """So many unprofiled steps took so long; 0: one that was counted, in a window or outside."""
         self._all_seconds += seconds
-        self._usual_seconds += seconds
-        self._usual_steps += steps
-
-    def counted(self, seconds: float) -> None:
-        """A step that was counted took so long, in a window or outside."""
-        self._all_seconds += seconds
-        if self._usual_steps:
+        if uncounted:
+            self._usual_seconds += seconds
+            self._usual_steps += uncounted
+        elif self._usual_steps:
             self._costs.append(max(0.0, seconds - self._usual_seconds / self._usual_steps))
             self._added += self._costs[-1] if self._is_paid else 0.0
 
@@ -372,7 +384,7 @@ def _half_width(checks: Sequence[float], weights: Sequence[int], seen: Sequence[
 
 
 def _flat(batch: Shapes) -> tuple[int, ...]:
-    return tuple(chain.from_iterable(batch))
+    return sum(batch, ())
 
 
 def _shape(batches: Batches, tokens: Tokens, updates: int) -> tuple[_Shape, int, int]:

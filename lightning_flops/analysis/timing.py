@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import accumulate
 from statistics import fmean
 from typing import get_args
 
@@ -26,7 +27,6 @@ from lightning_flops.schema.trace import PartFilling, TracedStep
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _OF_TRAINING: tuple[TimePhase, ...] = ("backward", "bubble", "optimizer")
 _STALLS_FROM = 1.1  # a step that takes so many times as long as a typical one has stalled
-_NO_LOSS = ProcessorLoss(seconds=0.0, batches_sec=(), waited_share=None)  # nothing is known
 _LEAST_PLAIN = 4  # from fewer steps no typical one is known
 _LONGEST_SEC = 1e9  # thirty years: no step takes longer
 
@@ -37,14 +37,14 @@ def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float]:
     No part is negative or absurd, and their sum is above zero. Marks cost time, on a host-bound GPU above all. So the
     typical step is one of those between two stamps alone, and each time of the others is scaled to it.
     """
-    timed = [(step, step.seconds) for step in window.timed_steps if step.seconds is not None]
-    steps = [step for step, of in timed if of.total > 0 and all(map(_is_duration, asdict(of).values()))]
+    found = [(step, asdict(step.seconds)) for step in window.timed_steps if step.seconds is not None]
+    timed = [(step, of) for step, of in found if sum(of.values()) > 0 and all(map(_is_duration, of.values()))]
     plain = [seconds for seconds in window.plain_steps_sec if 0 < seconds <= _LONGEST_SEC]
-    if not steps or len(plain) < _LEAST_PLAIN:
-        return steps, 1.0
-    longer = _typical([step.seconds.total for step in steps if step.seconds is not None]) / _typical(plain)
-    scaled = [{name: spent / longer for name, spent in asdict(step.seconds).items()} for step in steps if step.seconds]
-    return [replace(step, seconds=PhaseSeconds(**of)) for step, of in zip(steps, scaled, strict=True)], longer
+    longer = 1.0
+    if timed and len(plain) >= _LEAST_PLAIN:
+        longer = _typical([sum(of.values()) for _, of in timed]) / _typical(plain)
+    scaled = [PhaseSeconds(**{name: spent / longer for name, spent in of.items()}) for _, of in timed]
+    return [replace(step, seconds=of) for (step, _), of in zip(timed, scaled, strict=True)], longer
 
 
 def _typical(times: Sequence[float]) -> float:
@@ -69,9 +69,13 @@ def build_timing(
     mixed = tuple(phase for phase in _PHASES if phase in set(mixed_phases))
     wall, middle = [one.total for one in seconds], middle_half([one.total for one in seconds])
     parts = _parts(seconds, mixed, middle, trains=trains)
-    sums = (math.fsum(part.mean_sec for part in parts), math.fsum(part.typical_sec for part in parts))
-    step = PartTiming(phases=(), mean_sec=sums[0], typical_sec=sums[1], steps_sec=tuple(wall))
-    measured = _NO_LOSS if processor is None else processor
+    step = PartTiming(
+        phases=(),
+        mean_sec=math.fsum(part.mean_sec for part in parts),
+        typical_sec=math.fsum(part.typical_sec for part in parts),
+        steps_sec=tuple(wall),
+    )
+    measured = processor or ProcessorLoss(seconds=0.0, batches_sec=(), waited_share=None)  # nothing is known
     readers = [one.reader_sec for one in steps if one.reader_sec is not None and _is_duration(one.reader_sec)]
     is_read = len(readers) == len(steps) and "data_wait" not in mixed  # else not timed apart, and so not by the host
     return TimingProfile(
@@ -92,20 +96,19 @@ def _parts(
     seconds: Sequence[PhaseSeconds], mixed: tuple[TimePhase, ...], middle: Sequence[int], *, trains: bool
 ) -> list[PartTiming]:
     """The parts of each step, *mixed* phases together, without phases that such a run does not have."""
-    rare, parts = {(phase,) for phase in (("bubble",) if trains else _OF_TRAINING)}, []  # only pipelines have a bubble
-    for phases in dict.fromkeys(mixed if phase in mixed else (phase,) for phase in _PHASES):
-        times = tuple(math.fsum(getattr(one, phase) for phase in phases) for one in seconds)
-        typical_sec = fmean([times[place] for place in middle])
-        if phases not in rare or any(times):
-            parts.append(PartTiming(phases=phases, mean_sec=fmean(times), typical_sec=typical_sec, steps_sec=times))
-    return parts
+    rare = {(phase,) for phase in (("bubble",) if trains else _OF_TRAINING)}  # only pipelines have a bubble
+    each = dict.fromkeys(mixed if phase in mixed else (phase,) for phase in _PHASES)
+    times = {of: tuple(math.fsum(getattr(one, phase) for phase in of) for one in seconds) for of in each}
+    return [
+        PartTiming(phases=of, mean_sec=fmean(sec), typical_sec=fmean([sec[place] for place in middle]), steps_sec=sec)
+        for of, sec in times.items()
+        if of not in rare or any(sec)
+    ]
 
 
 def _excluded_sec(steps: Iterable[StepRecord]) -> dict[str, float]:
-    excluded: Counter[str] = Counter()
-    for one in steps:
-        excluded.update({cause: sec for cause, sec in one.excluded_sec.items() if _is_duration(sec)})
-    return {cause: sec for cause, sec in sorted(excluded.items()) if sec}
+    excluded = [(cause, sec) for one in steps for cause, sec in one.excluded_sec.items() if _is_duration(sec) and sec]
+    return {cause: sum(sec for of, sec in excluded if of == cause) for cause in sorted(dict(excluded))}
 
 
 def middle_half(times: Sequence[float]) -> list[int]:
@@ -162,9 +165,8 @@ def build_budget(
     """
     if timing is None or timing.global_step.typical_sec <= 0:
         return None
-    fillings = None if traced is None else traced.filling
+    fillings, notes = traced and traced.filling, []
     times_ns = _spent_ns(timing.parts, fillings or {}, on_device=traced is not None and traced.shows_device)
-    notes = []
     if fillings is None:
         times_ns |= dict.fromkeys(("operators", "communication", "idle"))
         notes.append(
@@ -217,10 +219,5 @@ def apportioned(total_ns: int, weights: Sequence[int]) -> list[int]:
     whole = sum(weights)
     if whole <= 0:
         return [0] * (len(weights) - 1) + [total_ns]
-    pieces, before, running = [], 0, 0
-    for weight in weights:
-        running += weight
-        until = (2 * total_ns * running + whole) // (2 * whole)
-        pieces.append(until - before)
-        before = until
-    return pieces
+    until = [0, *((2 * total_ns * running + whole) // (2 * whole) for running in accumulate(weights))]
+    return [last - first for first, last in zip(until, until[1:], strict=False)]

@@ -13,14 +13,15 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lightning_flops.analysis.advice import advise
+from lightning_flops.analysis.counts import grouped
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.evidence import Evidence, with_trace
 from lightning_flops.analysis.names import name_files, with_those_below
-from lightning_flops.analysis.rank_record import TracedRank
-from lightning_flops.analysis.ranks import compare, find_stragglers_in_traces, refuse_mixed_ranks
+from lightning_flops.analysis.ranks import TracedRank, compare, find_stragglers_in_traces
 from lightning_flops.analysis.rates import NO_FLOPS, ratio
 from lightning_flops.analysis.timing import build_timing, timed_steps
 from lightning_flops.config import ADVICE_THRESHOLDS
+from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import WindowRecord
 from lightning_flops.schema.step import Advice
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
@@ -48,10 +49,11 @@ _LEAST_STEPS = 4  # fewer traced steps say nothing of their spread
 # Standard error of a median by that of a mean. The deviation of a few steps is about the width of their middle half,
 # which one that something held up does not widen; of many it is less.
 _OF_A_MEDIAN = math.sqrt(math.pi / 2)
-_NO_KERNELS = "Calls of the runtime launched no kernel, copy or memset that was recorded: its work is in no table."
-_UNMARKED = "No rank is named a straggler: not every trace has marks of steps, so what a rank did in one is not known."
-_NO_TORCH = f"{NO_FLOPS}working them out from shapes needs torch, which is not installed."
-_NO_SHAPES = f"{NO_FLOPS}the trace was taken without record_shapes=True."
+# Why there are no FLOPs, by whether the trace has shapes.
+_NO_FLOPS = {
+    True: f"{NO_FLOPS}working them out from shapes needs torch, which is not installed.",
+    False: f"{NO_FLOPS}the trace was taken without record_shapes=True.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,6 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         of_kernels = work.of_kernels()
         kernels = tuple(replace(row, flops=of_kernels.get(row.name)) for row in kernels)
     modules = module_table(trace)
-    nothing = () if trace.has_device or not (trace.kind == Kind.RUNTIME).any() else (_NO_KERNELS,)
     return TraceReport(
         source=trace.source,
         rank=trace.rank,
@@ -91,7 +92,7 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         transfers=tables.transfer_table(trace),
         user_scopes=tables.user_scope_table(trace),
         idle=tables.idle_times(trace),
-        notes=(*trace.notes, *steps_of(trace).odd, *nothing, *_launch_notes(trace)),
+        notes=(*trace.notes, *steps_of(trace).odd, *_launch_notes(trace)),
         memory_curves=tables.memory_curves(trace),
         kinds=kind_times(trace),
         flops=None if work is None else work.totals(),
@@ -102,10 +103,15 @@ def _launch_notes(trace: Trace) -> list[str]:
     """What is not known of launches, or looks wrong, in sentences."""
     rows, launch, ambiguous = trace.device_rows, links_of(trace).launch[trace.device_rows], links_of(trace).ambiguous
     missing, early = int((launch < 0).sum()) - ambiguous, int((launch_ns_of(trace)[rows] > trace.start_ns[rows]).sum())
+    nothing = not trace.has_device and bool((trace.kind == Kind.RUNTIME).any())
     found = (
         (missing, "No launch is in the file of {}: no operator has their time."),
         (ambiguous, "Several launches have the number of {}, at times that fit: no operator has theirs."),
         (early, "The clocks of host and device differ: {} begin before the call that launched them."),
+        (
+            nothing,
+            "Calls of the runtime launched no kernel, copy or memset that was recorded: its work is in no table.",
+        ),
     )
     of_all = f"of the {len(rows):,} kernels, copies and memsets"
     return [sentence.format(f"{number:,} {of_all}") for number, sentence in found if number]
@@ -118,7 +124,7 @@ def analyze_one(
     report = analyze_trace(trace, formulas=formulas, peaks=peaks)
     notes = report.notes
     if report.flops is None:
-        notes += (_NO_TORCH if (trace.inputs >= 0).any() else _NO_SHAPES,)
+        notes += (_NO_FLOPS[bool((trace.inputs >= 0).any())],)
     used = trace.used_device
     return AnalyzedTrace(
         report=replace(report, notes=notes, children=tables.children_table(trace)),
@@ -138,6 +144,27 @@ def analyze_one(
     )
 
 
+class RanksError(LightningFlopsError, ValueError):
+    """Traces that cannot be of one run; the message names them and the contradiction."""
+
+
+def refuse_mixed_ranks(traces: Sequence[TracedRank]) -> None:
+    """Refuse traces that cannot be one of each rank.
+
+    Raises:
+        RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
+    """
+    if not traces:
+        raise RanksError("no trace to compare")
+    by_rank = grouped(traces, lambda one: one.rank)
+    for rank, alike in by_rank.items():
+        if rank is not None and len(alike) > 1:
+            same = f"{alike[0].source} and {alike[1].source} are both of rank {rank}"
+            raise RanksError(f"{same}: give one trace for each rank")
+    if None in by_rank and len(by_rank) > 1:
+        raise RanksError(f"{by_rank[None][0].source} does not say which rank it is of, though other traces do")
+
+
 def join_analyses(
     analyzed: Sequence[AnalyzedTrace], *, thresholds: Mapping[str, float] = ADVICE_THRESHOLDS
 ) -> TracesReport:
@@ -148,44 +175,41 @@ def join_analyses(
     """
     refuse_mixed_ranks(analyzed)
     ordered = sorted(analyzed, key=lambda one: -1 if one.rank is None else one.rank)
-    reports = tuple(one.report for one in ordered)
     comparison = straggler = None
     if len(ordered) > 1 and ordered[0].rank is not None:
         comparison = compare(ordered)
-        if all(one.step_times.marked for one in reports):
+        if all(one.report.step_times.marked for one in ordered):
             parts = {one.rank or 0: one.parts for one in ordered}
             straggler = next(iter(find_stragglers_in_traces(parts, thresholds=thresholds)), None)
         else:
-            comparison = replace(comparison, notes=(_UNMARKED, *comparison.notes))
-    devices = [one.abilities for one in ordered]
-    advice = advise_on_traces(reports, comparison, straggler=straggler, devices=devices, thresholds=thresholds)
-    return TracesReport(traces=reports, ranks=comparison, advice=advice)
+            words = "No rank is named a straggler: not every trace has marks of steps, so what a rank did in one is "
+            comparison = replace(comparison, notes=(f"{words}not known.", *comparison.notes))
+    advice = _advise_on_traces(ordered, comparison, straggler, thresholds)
+    return TracesReport(traces=tuple(one.report for one in ordered), ranks=comparison, advice=advice)
 
 
-def advise_on_traces(
-    traces: Sequence[TraceReport],
+def _advise_on_traces(
+    traces: Sequence[AnalyzedTrace],
     ranks: RankComparison | None,
-    *,
     straggler: Straggler | None,
-    devices: Sequence[DeviceAbilities],
-    thresholds: Mapping[str, float] = ADVICE_THRESHOLDS,
+    thresholds: Mapping[str, float],
 ) -> tuple[Advice, ...]:
-    """Advice from traces alone, in whose order *ranks* and *devices* are; by each rule for the rank that saves most."""
-    files = name_files([trace.source for trace in traces])
-    rows: Sequence[RankRow | None] = [None] * len(traces) if ranks is None else ranks.ranks
-    unmatched, every = ranks is not None and bool(ranks.notes), []
-    for trace, file, row, device in zip(traces, files, rows, devices, strict=True):
-        whose = "" if len(traces) == 1 else f"{file}: " if trace.rank is None else f"Rank {trace.rank}: "
-        whole = "step" if trace.step_times.marked else "trace"
-        for one in advise(_of_trace(trace, row, device, unmatched=unmatched), thresholds):
-            if straggler is None or one.rule != "waiting":  # the others wait for the straggler
-                every.append(replace(one, fact=f"{whose}{one.fact}".replace("he step", f"he {whole}")))
+    """Advice from traces alone, in whose order *ranks* are; by each rule for the rank that saves most."""
+    files, every = name_files([trace.source for trace in traces]), list[Advice]()
+    for place, (one, file) in enumerate(zip(traces, files, strict=True)):
+        whose = "" if len(traces) == 1 else f"{file}: " if one.rank is None else f"Rank {one.rank}: "
+        whole = "step" if one.report.step_times.marked else "trace"
+        row = None if ranks is None else ranks.ranks[place]
+        evidence = _of_trace(one, row, unmatched=ranks is not None and bool(ranks.notes))
+        for advice in advise(evidence, thresholds):
+            if straggler is None or advice.rule != "waiting":  # the others wait for the straggler
+                every.append(replace(advice, fact=f"{whose}{advice.fact}".replace("he step", f"he {whole}")))
     ordered = advise(Evidence(straggler=straggler), thresholds, known=every)
     return tuple({one.rule: one for one in reversed(ordered)}.values())[::-1]
 
 
-def _of_trace(trace: TraceReport, row: RankRow | None, device: DeviceAbilities, *, unmatched: bool) -> Evidence:
-    mean, waiting = trace.step_times.mean, None
+def _of_trace(one: AnalyzedTrace, row: RankRow | None, *, unmatched: bool) -> Evidence:
+    trace, mean, waiting = one.report, one.report.step_times.mean, None
     if row is not None and row.wait_us is not None:
         waiting = ratio(part=min(row.overlap.exposed_us, row.wait_us), whole=row.overlap.wall_us)
     calls = next((row.calls for row in trace.phases or () if row.name == "data loader"), 0)  # one a batch
@@ -194,7 +218,7 @@ def _of_trace(trace: TraceReport, row: RankRow | None, device: DeviceAbilities, 
         batches=max(1.0, calls / len(trace.step_times.steps)),
         data_wait_sec=None if mean.data_loader_us is None else mean.data_loader_us / _US_PER_SEC,
         shares={"waiting": waiting, "unmatched": float(unmatched)},
-        device=device,
+        device=one.abilities,
     )
     return with_trace(evidence, trace)
 
@@ -217,11 +241,11 @@ def build_traced_step(window: WindowRecord) -> TracedStep:
     if context.device_type != "cpu" and not trace.has_device:
         # The host only launches the device's work: its time is neither the modules' nor the step's.
         modules = filling = None
-    counted_elements = statistics.fmean(step.signature.elements for step in window.counted_steps)
     forward_scale, backward_scale, is_apart = _scales(
         modules,
         window,
-        work=counted_elements / statistics.fmean(one.elements for one in best.signatures),  # 1 if like the counted one
+        work=statistics.fmean(step.signature.elements for step in window.counted_steps)
+        / statistics.fmean(one.elements for one in best.signatures),  # 1 if like the counted one
     )
     # Some frameworks run their collectives all the same: a rank alone waits for none.
     is_alone = context.world_size == 1
@@ -236,7 +260,6 @@ def build_traced_step(window: WindowRecord) -> TracedStep:
             modules=modules,
             overlap=None if is_alone else report.overlap,
         ),
-        own_forward_sec=None,
         parts=step_parts(trace),
         filling=filling,
         steps=len(steps),
@@ -257,10 +280,11 @@ def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> 
     timing = build_timing(timed_steps(window)[0], mixed_phases=window.mixed_phases, trains=window.context.trains)
     if timing is None or table is None or table.clock == "device":
         return work, work, False
-    backward_us = table.unattributed_backward_us + table.gradient_accumulation_us
     inside_us = (
-        math.fsum((*(row.own_forward_us for row in table.rows), table.unattributed_forward_us)),
-        math.fsum((*(row.own_backward_us for row in table.rows), backward_us)),
+        math.fsum(row.own_forward_us for row in table.rows) + table.unattributed_forward_us,
+        math.fsum(row.own_backward_us for row in table.rows)
+        + table.unattributed_backward_us
+        + table.gradient_accumulation_us,
     )
     timed = (timing.seconds_of("forward", typical=True), timing.seconds_of("backward", typical=True))
     if timed == (None, None):  # the two are not separated

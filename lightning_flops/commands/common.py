@@ -187,14 +187,13 @@ def peaks(options: argparse.Namespace) -> Peaks:
 
 
 def held_against(options: argparse.Namespace, report: Any) -> Any:
-    """A profile with the figures that were given, or, if none were, with those that this machine has measured."""
-    from lightning_flops.analysis.rates import with_given_peaks, with_measured_peaks
+    """A profile with the figures that were given, if any were."""
+    from lightning_flops.analysis.rates import with_given_peaks
     from lightning_flops.schema.profile import Profile
 
     given = peaks(options)
-    if not isinstance(report, Profile):
-        return report
-    return with_measured_peaks(report) if given == type(given)() else with_given_peaks(report, **asdict(given))
+    is_given = isinstance(report, Profile) and given != type(given)()
+    return with_given_peaks(report, **asdict(given)) if is_given else report
 
 
 # ---- traces

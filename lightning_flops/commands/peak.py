@@ -24,7 +24,6 @@ def peak(options: argparse.Namespace) -> Status | None:
     """
     import torch
 
-    from lightning_flops.analysis.devices import name_of_chip
     from lightning_flops.analysis.rates import COPY, measured_file, read_measured
     from lightning_flops.measure.peaks import measure
     from lightning_flops.measure.timing.processor_wait import ProcessorWatch
@@ -34,7 +33,7 @@ def peak(options: argparse.Namespace) -> Status | None:
     watch.follow(timed=True)
     devices = {platform.machine(): torch.device("cpu")}
     if torch.cuda.is_available():
-        devices[name_of_chip(torch.cuda.get_device_properties("cuda"))] = torch.device("cuda")
+        devices[torch.cuda.get_device_name("cuda")] = torch.device("cuda")
     found = read_measured(host)
     for name, device in devices.items():
         products, copy = measure(device)
@@ -51,5 +50,8 @@ def peak(options: argparse.Namespace) -> Status | None:
         say(f"{words}: run it again while nothing else runs.", command="peak")
         return Status.HOLDS  # against the machine: it was too busy
     write_text_file(measured_file(host), json.dumps(found, indent=2) + "\n")
-    print_whole(f"Reports use this where no vendor's peak is known. It is kept in {measured_file(host)}.\n")
+    print_whole(
+        "Later runs use this where no vendor's peak is known; show earlier ones with --peak. It is kept in "
+        f"{measured_file(host)}.\n"
+    )
     return None

@@ -25,8 +25,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lightning_flops import host_clock
-from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, make_rank_record, pack, unpack
-from lightning_flops.analysis.ranks import with_ranks
+from lightning_flops.analysis.ranks import RankAbsence, RankRecord, make_rank_record, pack, unpack, with_ranks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.torch_private.optional import store_getter
 from lightning_flops.schema.profile import Profile

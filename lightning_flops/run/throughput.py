@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_flops import host_clock
 from lightning_flops.analysis.rates import build_throughput, measured_peaks, padding_ratio, peak_for, peak_seconds
-from lightning_flops.analysis.step_flops import Batches, StepFlops, Tokens, seed_of_run
+from lightning_flops.analysis.step_flops import Batches, StepFlops, Tokens, UnprofiledFlops, seed_of_run
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import BatchMeter
 from lightning_flops.measure.counting.flop_counter import CountedStep
@@ -25,7 +25,6 @@ from lightning_flops.records import (
     Extremes,
     Shapes,
     StepRecord,
-    UnprofiledFlops,
 )
 from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.adapter import Adapter

@@ -45,8 +45,22 @@ class Json:
         return dump(self)
 
 
-class Shown(Json):
-    """A report that shows itself by ``report``, which is found by its name when one is first shown."""
+class Printed:
+    """What ``report`` draws, which is found by its name when something is first shown."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """The report as text, the short one of a profile, ending in a line break."""
+        return str(above("report.text").render_text(self, detailed=False))
+
+    def _repr_html_(self) -> str:
+        """The short report as tables, for a notebook."""
+        return str(above("report.text").render_html(self))
+
+
+class Shown(Json, Printed):
+    """A report that is read back from its JSON."""
 
     __slots__ = ()
 
@@ -69,14 +83,6 @@ class Shown(Json):
     def __repr__(self) -> str:
         """One line; ``to_json`` has every field."""
         return str(above("report.text").line(self))
-
-    def __str__(self) -> str:
-        """The report as text, the short one of a profile."""
-        return str(above("report.text").render_text(self, detailed=False))
-
-    def _repr_html_(self) -> str:
-        """The short report as tables, for a notebook."""
-        return str(above("report.text").render_html(self))
 
 
 def above(module: str) -> Any:

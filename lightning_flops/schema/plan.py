@@ -112,7 +112,7 @@ class PlannedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(codec.Json):
+class Plan(codec.Json, codec.Printed):
     """One rank of a job, counted in a process without the job: what its step computes and sends, and its floor.
 
     A floor is what no step of these operators can go below. It is not a forecast.
@@ -146,10 +146,6 @@ class Plan(codec.Json):
     runs: tuple[PlannedRun, ...]  #: If a number of steps was given, and there is a floor; none that is below it.
     unavailable: Mapping[str, str]  #: Why a figure is None.
     notes: tuple[str, ...]  #: What the figures leave out.
-
-    def __str__(self) -> str:
-        """The plan as text."""
-        return str(codec.above("report.text").render_text(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
-from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
+from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, RunFlops, UncountedOperator
 from lightning_flops.schema import codec
 from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.step import (
@@ -46,7 +46,7 @@ class ReportSettings:
 class Profile(codec.Shown):
     """One window of one rank, counted, timed and divided; immutable."""
 
-    VERSION = 12
+    VERSION = 13
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     profile_step: int  #: N: the counted step is the one that began after N steps of the fit.
     report_step: int  #: The run's own x-axis value after the last step that is in a figure of it.
@@ -176,7 +176,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ThroughputSummary(codec.Shown):
+class ThroughputSummary(codec.Shown, RunFlops):
     """Throughput of a run over all its batches, counted and traced ones left out.
 
     The names and the table are those of the benchmark summary of Paddle's profiler; its averages are not, which divide
@@ -193,20 +193,8 @@ class ThroughputSummary(codec.Shown):
     #: Items per second of this rank, times the ranks that see different data; None if no batch took any time.
     ips: Spread | None
     ips_unit: Literal["samples/s", "batches/s"]  #: Batches where the number of samples was not known.
-    #: Forward and backward of this rank, of all steps of the run; None if no step was counted.
-    model_flops: int | None = None
-    hardware_flops: int | None = None  #: Model FLOPs, recompute and optimizer of the same steps.
-    #: Half of the 95% interval of model FLOPs and MFU, as a share. 0.0: every step was counted, or a formula covers it.
-    #: None: all *checks* agreed, or there were under three.
-    flops_error: float | None = None
-    lower_bound: bool = False  #: FLOPs and MFU are lower bounds: an operator that may have FLOPs could not be counted.
     #: Sentences on these FLOPs, and what became known of the run when its windows had been reported.
     notes: tuple[str, ...] = ()
-    steps_counted: int = 0  #: Steps that were counted, and all others of the same shapes where these counts agreed.
-    steps_by_formula: int = 0  #: Steps whose FLOPs follow from an exact formula of the batch's sizes.
-    steps_estimated: int = 0  #: All other steps: estimated by counted ones.
-    checks: int = 0  #: Steps that were counted at random and compared with what was predicted.
-    checks_seed: int = 0  #: Seed of the schedule that drew them, which differs from run to run.
     #: Model FLOPs over the batches' time, over the device's peak, each dtype by its own; without profiled steps.
     mfu: float | None = None
     #: MFU of the model FLOPs that these steps would have without padding, by the formula.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.records import Line, PhaseBytes, PhaseFlops, TimePhase
+from lightning_flops.records import DescribedModule, Line, PhaseBytes, PhaseFlops, TimePhase
 
 FEW_STEPS = 8  # from fewer timed steps no advice is given: one hiccup would decide it
 
@@ -112,18 +112,13 @@ class ModuleTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleProfile:
+class ModuleProfile(DescribedModule):
     """One module of the model; its FLOPs, bytes and calls are sums over all counted steps."""
 
-    name: str  #: Qualified name; the root is ``""``.
-    type_name: str  #: Class of the module; ``""`` if it did work but the model does not list it.
-    extra_repr: str  #: What the module says of itself, such as ``in_features=8, out_features=4``.
-    params: int  #: Unique logical parameters of the module and all below it.
     calls: int  #: How often its forward was entered, recomputation left out.
     own: PhaseFlops  #: FLOPs without the modules below it.
     total: PhaseFlops  #: FLOPs with the modules below it.
     total_bytes: PhaseBytes  #: Bytes read and written, with the modules below it.
-    alias_of: str | None = None  #: Name under which the same module object stands earlier in the tree.
     #: Times in the traced step; None if no step was traced, or it was not called there.
     times: ModuleTimes | None = None
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from lightning_flops.schema import codec
-from lightning_flops.schema.step import Advice, JobRates, StepFlops
+from lightning_flops.schema.step import Advice, DtypeFlops, JobRates, StepFlops
 from lightning_flops.schema.tables import (
     ChildRow,
     DeviceMetrics,
@@ -154,6 +152,7 @@ class RanksProfile:
 
     absences: Mapping[str, tuple[int, ...]]  #: Ranks that did not answer, by the reason, which ends a sentence.
     flops: StepFlops  #: FLOPs of all ranks, added up.
+    dtypes: tuple[DtypeFlops, ...]  #: The same by dtype.
     devices: Mapping[str, int]  #: Ranks by the name of their device, the most first.
     #: Dense peak of all these devices together for the dtypes of the job's model FLOPs; None if one is not known.
     peak_flops_per_sec: float | None
@@ -199,7 +198,7 @@ class RanksProfile:
     def _of_model(self, figures: Sequence[_Figure | None]) -> _Figure | None:
         """The stages' *figures* added up; None if one is missing."""
         known = [one for one in figures if one is not None]
-        return reduce(add, known) if len(known) == self.pipeline_stages else None
+        return sum(known[1:], start=known[0]) if len(known) == self.pipeline_stages else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +284,7 @@ class PartFilling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
-    """A step, or several in a row, that ran under torch.profiler, or whose modules a clock timed in its place.
+    """A step, or several in a row, that ran under torch.profiler.
 
     Times of modules and operators are medians over these steps. Where they are the host's, which torch.profiler slows,
     they are scaled to the forward and backward of a typical timed step.
@@ -296,8 +295,6 @@ class TracedStep:
     like_counted: bool
     files: tuple[str, ...]  #: Paths or URLs where traces were kept; empty if none was to be.
     tables: TraceReport | None  #: Every table of the trace; None if there is none.
-    #: Own seconds of each module's forward by a clock at module hooks, of ``get_model_profile`` alone.
-    own_forward_sec: Mapping[str, float] | None
     #: Where the time went, and what of it was communication; empty if there is no trace.
     parts: tuple[TracedPart, ...] = ()
     #: What filled each of these parts; None if there is no trace, or if the trace does not show the device.

@@ -67,12 +67,3 @@ def test_a_name_that_begins_with_anothers_is_not_below_it() -> None:
     by_module = FlopCounts(FlopRecord(cells=(cell("layer10", "forward", 5),), module_calls={"layer1": 1})).by_module()
     assert by_module["layer1"].total == 0
     assert by_module["layer10"].total == 5
-
-
-def test_the_estimated_backward_is_twice_the_forward_and_what_is_said_to_be_repeated() -> None:
-    counts = FlopCounts(FlopRecord(cells=(cell("", "forward", 1), cell("a.b", "forward", 12))))
-    assert counts.estimated_backward() == 2 * 13
-    assert counts.estimated_backward(1.0) == 3 * 13
-    assert counts.estimated_backward(0.5) == 32  # 32.5, and Python rounds a half to the even number
-    # Exact for counts that a float cannot hold.
-    assert FlopCounts(FlopRecord(cells=(cell("", "forward", 2**60 + 1),))).estimated_backward() == 2**61 + 2

@@ -4,13 +4,12 @@ import json
 import platform
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from lightning_flops.analysis.devices import device_named, name_of_chip, why_no_peak
+from lightning_flops.analysis.devices import device_named, why_no_peak
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.analysis.rates import COPY, measured_file, peak_for, with_given_peaks, with_measured_peaks
+from lightning_flops.analysis.rates import COPY, measured_file, peak_for, with_given_peaks
 from lightning_flops.cli import main
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseSeconds
@@ -60,8 +59,6 @@ from tests.report.windows import build_profile
         ("Quadro RTX 8000", "float16", 130.5),
         ("NVIDIA GeForce RTX 2080 Ti", "float32", 13.4),  # 2 x 64 x 68 x 1.545 GHz
         ("NVIDIA GeForce RTX 2080 Ti", "float16", 53.8),
-        ("NVIDIA GeForce RTX 3080 (68 SMs)", "float32", 29.8),  # 2 x 128 x 68 x 1.710 GHz
-        ("NVIDIA GeForce RTX 3080 (70 SMs)", "bfloat16", 61.3),  # 4 x 128 x 70 x 1.710 GHz
         ("NVIDIA GeForce RTX 3090 Ti", "float32", 40.0),  # 2 x 128 x 84 x 1.860 GHz
         ("NVIDIA GeForce RTX 3090 Ti", "bfloat16", 80.0),
         ("NVIDIA GeForce RTX 4080", "bfloat16", 97.5),  # 4 x 128 x 76 x 2.505 GHz
@@ -102,13 +99,6 @@ def test_device_or_dtype_that_is_not_in_the_table_has_no_peak(device: str) -> No
 def test_a_rate_that_is_published_in_two_versions_is_not_known(device: str) -> None:
     assert peak_for(device, "tf32") is not None
     assert peak_for(device, "float32") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "full"), [("NVIDIA GeForce RTX 3080", "NVIDIA GeForce RTX 3080 (70 SMs)"), *[("A40",) * 2]]
-)
-def test_a_name_of_two_chips_has_the_number_of_sms(name: str, full: str) -> None:
-    assert name_of_chip(SimpleNamespace(name=name, multi_processor_count=70)) == full
 
 
 def test_figures_of_the_user_win_and_by_dtype_leave_the_others_to_the_table() -> None:
@@ -188,6 +178,30 @@ def test_a_given_peak_is_of_one_kind_of_device() -> None:
         assert ranks.unavailable["mfu"] == "a peak was given, and ranks have other kinds of devices"
 
 
+def test_a_bandwidth_alone_takes_no_mfu_away() -> None:
+    job = with_ranks(*jobs.job(jobs.mixed_devices(), config=ProfilerConfig()))
+    given = with_given_peaks(job, flops_per_sec=None, memory_bytes_per_sec=1e12)
+    assert (given.ranks, given.memory_bytes_per_sec) == (job.ranks, 1e12)
+    assert known(job.ranks).rates.mfu is not None
+
+
+def test_a_dtype_that_only_another_rank_uses_counts_with_the_given_peak_of_it() -> None:
+    # Stage 0 multiplies in bfloat16, stage 1 in float32: 2.8 G and 1.4 G on each of two ranks, in 20 ms.
+    ranks = []
+    for window in jobs.pipeline():
+        dtype = "bfloat16" if window.context.pp_rank == 0 else "float32"
+        cells = tuple(replace(one, dtype=dtype) for one in window.flops.cells)
+        ranks.append(replace(window, flops=replace(window.flops, cells=cells)))
+    job = with_ranks(*jobs.job(ranks, config=ProfilerConfig()))
+    given = with_given_peaks(job, flops_per_sec={"bfloat16": 1e12, "float32": 1e11}, memory_bytes_per_sec=None)
+    seconds = 5.6e9 / 1e12 + 2.8e9 / 1e11
+    assert known(given.ranks).rates.mfu == pytest.approx(seconds / (4 * 0.02), rel=1e-12)
+    assert known(given.ranks).peak_flops_per_sec == pytest.approx(4 * 8.4e9 / seconds, rel=1e-12)
+    # Without the peak of the other's dtype there is none of the job.
+    one = known(with_given_peaks(job, flops_per_sec={"bfloat16": 1e12}, memory_bytes_per_sec=None).ranks)
+    assert (one.rates.mfu, one.peak_flops_per_sec) == (None, None) and "no dense peak" in one.unavailable["mfu"]
+
+
 def test_measured_peaks_stand_in_where_no_vendors_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     window = replace(MLP, context=replace(MLP.context, host=platform.node()))
@@ -199,13 +213,11 @@ def test_measured_peaks_stand_in_where_no_vendors_are_known(tmp_path: Path, monk
     file.write_text(json.dumps({MLP.context.device_name: {"float32": peak, COPY: 1e9}}))
     inside = build_profile(window, config=ProfilerConfig())
     assert (inside.rates.mfu, inside.memory_bytes_per_sec, inside.settings.peaks_from) == (16 / 20, 1e9, "measured")
-    since = with_measured_peaks(before)
-    assert (since.rates, since.settings, since.budget) == (inside.rates, inside.settings, inside.budget)
     assert "MFU 80.0%, HFU 80.0% of 89.6 GFLOP/s (float32), measured." in str(inside).replace("\n  ", " ")
     # Neither another machine's, nor instead of a vendor's or of a given one.
     assert build_profile(MLP, config=ProfilerConfig()).rates.mfu is None
-    elsewhere = replace(before, context=replace(before.context, host="elsewhere"))
-    assert with_measured_peaks(elsewhere) is elsewhere and with_measured_peaks(inside) is inside
+    elsewhere = replace(window, context=replace(window.context, host="elsewhere"))
+    assert build_profile(elsewhere, config=ProfilerConfig()).rates.mfu is None
     assert build_profile(window, config=ProfilerConfig(peak_flops_per_sec=2 * peak)).rates.mfu == 8 / 20
 
 

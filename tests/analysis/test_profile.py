@@ -110,6 +110,19 @@ def test_mean_of_steps_is_the_nearest_whole_flop_and_rates_are_of_it() -> None:
     assert profile.rates.forward_flops_per_sec == 3 / (6 * TICK)
 
 
+@pytest.mark.parametrize(
+    ("forward", "factor", "backward"),
+    # 32.5, and Python rounds a half to the even number; exact for counts that a float cannot hold.
+    [(13, 0.0, 2 * 13), (13, 1.0, 3 * 13), (13, 0.5, 32), (2**60 + 1, 0.0, 2**61 + 2)],
+)
+def test_the_estimated_backward_is_twice_the_forward_and_what_is_said_to_be_repeated(
+    forward: int, factor: float, backward: int
+) -> None:
+    window = replace(MLP, flops=FlopRecord(cells=(windows.cell("fc1", "forward", forward),)))
+    profile = build_profile(window, config=ProfilerConfig(recompute_fwd_factor=factor))
+    assert profile.flops.backward_estimated == backward
+
+
 def in_gflops(forward: int, *, is_beyond: bool = False) -> dict[str, Any]:
     """A forward of so many GFLOPs, and twice as many for the backward, in the dtype of the MLP."""
     predicted = {("forward", "float32"): forward * 10**9, ("backward", "float32"): 2 * forward * 10**9}
@@ -138,6 +151,11 @@ def test_flops_of_a_window_are_those_of_its_timed_steps_where_a_formula_gives_th
     assert (profile.flops_of, profile.flops.forward) == ("estimate", 4_500_000_000)
     assert profile.typical_flops_ratio == 2.5 / 4.5
     assert "1 of them beyond the counted sizes" in profile.notes[-1]
+    # What only other steps than the counted ones do is in none of the window's counts, and in the timed steps' FLOPs.
+    other = replace(timed[0], predicted={("forward", "float32"): 10**9, ("recompute", "bfloat16"): 8 * 10**9})
+    profile = build_profile(replace(window, timed_steps=(other, *timed[1:])), config=CONFIG)
+    assert (profile.flops.forward, profile.flops.recompute) == (2_500_000_000, 2 * 10**9)
+    assert [(one.dtype, one.hardware) for one in profile.dtypes] == [("float32", 7 * 10**9), ("bfloat16", 2 * 10**9)]
 
 
 @pytest.mark.parametrize("without", ["a formula of one step", "phases that are all training", "another cost"])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_flops.analysis.rates import build_throughput
+from lightning_flops.analysis.step_flops import StepSums, UnprofiledFlops
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
@@ -15,8 +16,6 @@ from lightning_flops.records import (
     Extremes,
     PhaseSeconds,
     ProcessorLoss,
-    StepSums,
-    UnprofiledFlops,
 )
 from lightning_flops.run.throughput import Monitor
 from lightning_flops.schema.profile import Spread, ThroughputSummary
@@ -132,7 +131,7 @@ def test_flops_of_the_run_and_rates_of_its_unprofiled_steps() -> None:
         model_flops=1_100,
         hardware_flops=1_320,
         unprofiled=UnprofiledFlops({"float32": 1_000}, None, 0.9),
-        error=0.02,
+        flops_error=0.02,
         steps_counted=1,
         steps_by_formula=0,
         steps_estimated=10,
@@ -145,7 +144,7 @@ def test_flops_of_the_run_and_rates_of_its_unprofiled_steps() -> None:
     assert (found.mfu, found.flops_error, found.lower_bound) == (0.5, 0.02, True)
     assert (found.steps_counted, found.steps_estimated, found.checks) == (1, 10, 3)
     assert list(found.unavailable) == ["useful_mfu"]
-    wide = known(build_throughput(totals, dp_size=1, flops=replace(flops, error=1.2), model_flops_peak_sec=2.0))
+    wide = known(build_throughput(totals, dp_size=1, flops=replace(flops, flops_error=1.2), model_flops_peak_sec=2.0))
     assert (wide.mfu, wide.model_flops, wide.hardware_flops, wide.flops_error) == (None, None, None, 1.2)
     assert "3 steps that were counted at random differ so much" in wide.unavailable["mfu"]
     no_peak = known(build_throughput(totals, dp_size=1, flops=flops))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.ranks import RanksError, compare
-from lightning_flops.analysis.trace_report import analyze_one
+from lightning_flops.analysis.ranks import compare
+from lightning_flops.analysis.trace_report import RanksError, analyze_one
 from lightning_flops.report.trace_document import render_traces, summary
 from lightning_flops.schema.trace import RankComparison
 from lightning_flops.trace.columns import Trace

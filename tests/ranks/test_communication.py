@@ -9,8 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
-from lightning_flops.analysis.ranks import find_stragglers, find_stragglers_in_traces, with_ranks
+from lightning_flops.analysis.ranks import (
+    RankRecord,
+    find_stragglers,
+    find_stragglers_in_traces,
+    make_rank_record,
+    pack,
+    unpack,
+    with_ranks,
+)
 from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.config import ADVICE_THRESHOLDS, ProfilerConfig
 from lightning_flops.records import PhaseSeconds

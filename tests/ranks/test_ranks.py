@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from torch import distributed as torch_distributed
 
-from lightning_flops.analysis.rank_record import RankAbsence, pack
+from lightning_flops.analysis.ranks import RankAbsence, pack
 from lightning_flops.run import ranks as ranks_module
 from lightning_flops.run.ranks import Ranks
 from lightning_flops.schema.profile import Profile

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, TracedRank, make_rank_record, pack, unpack
+from lightning_flops.analysis.ranks import RankAbsence, RankRecord, TracedRank, make_rank_record, pack, unpack
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseFlops, PhaseSeconds, WindowRecord
 from lightning_flops.schema.profile import Profile

@@ -73,7 +73,7 @@ def step(
 
 def traced(**known: Any) -> TracedStep:
     """A traced step of which no more than this is known."""
-    nothing = {"index": 8, "like_counted": True, "files": (), "tables": None, "own_forward_sec": None}
+    nothing = {"index": 8, "like_counted": True, "files": (), "tables": None}
     return TracedStep(**{**nothing, **known})
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pytest
 
-from lightning_flops.analysis.step_flops import CountSchedule, StepFlops, seed_of_run
+from lightning_flops.analysis.step_flops import CountSchedule, StepFlops, StepSums, UnprofiledFlops, seed_of_run
 from lightning_flops.measure.batches import HIDDEN_SHAPE
-from lightning_flops.records import BatchTokens, Shapes, StepSums, UnprofiledFlops
+from lightning_flops.records import BatchTokens, Shapes
 from tests.analysis.in_memory import known
 
 STEP_SEC = 0.1
@@ -39,7 +39,8 @@ class Ran(NamedTuple):
     @property
     def covered(self) -> bool:
         """Whether what the sums say of their error is true."""
-        return abs(self.sums.model_flops - self.truth) <= known(self.sums.error) * self.sums.model_flops + 1
+        flops = known(self.sums.model_flops)
+        return abs(flops - self.truth) <= known(self.sums.flops_error) * flops + 1
 
 
 def counted(flops: StepFlops, step: Step, *, drawn: bool = False, seconds: float = STEP_SEC) -> None:
@@ -111,7 +112,7 @@ def test_a_short_last_batch_is_exact_from_the_second_log_step_on(cost: float) ->
     sizes = [*[128] * 7, 104] * 40
     readings: list[UnprofiledFlops | None] = []
     run = simulate([Step((((size, 10),),), 77 * size + 5) for size in sizes], cost=cost, each=readings.append)
-    assert (run.sums.model_flops, run.sums.error, run.sums.steps_estimated) == (run.truth, None, 0)
+    assert (run.sums.model_flops, run.sums.flops_error, run.sums.steps_estimated) == (run.truth, None, 0)
     assert run.truth == 3 * 40 * (1_000 * 77 + 8 * 5)
     assert [known(one).estimated_ratio for one in readings] == [0.0] * 6
 
@@ -122,7 +123,7 @@ def test_two_batch_sizes_at_random_are_exact(cost: float) -> None:
     for seed in range(5):
         sizes = generator(seed).choices((32, 48), k=2_000)
         run = simulate([Step((((size, 10),),), size**3) for size in sizes], seed=seed, cost=cost)
-        assert (run.sums.model_flops, run.sums.error, run.sums.steps_counted) == (run.truth, None, 2_000)
+        assert (run.sums.model_flops, run.sums.flops_error, run.sums.steps_counted) == (run.truth, None, 2_000)
 
 
 def lengths(numbers: random.Random) -> Step:
@@ -138,7 +139,7 @@ def test_random_lengths_and_batch_sizes_follow_the_formula(cost: float) -> None:
         run = simulate([lengths(numbers) for _ in range(300)], seed=seed, cost=cost)
         # Beyond the sizes that were counted the formula is an estimate.
         exact = 0.0 if not run.sums.steps_estimated else None
-        assert (run.sums.model_flops, run.sums.error) == (run.truth, exact)
+        assert (run.sums.model_flops, run.sums.flops_error) == (run.truth, exact)
         assert run.sums.steps_by_formula > 50
 
 
@@ -152,7 +153,7 @@ def test_packed_sequences_follow_the_formula_of_their_lengths() -> None:
     for seed in range(5):
         numbers = generator(seed)
         run = simulate([step(numbers) for _ in range(400)], seed=seed)
-        assert (run.sums.model_flops, run.sums.error) == (run.truth, 0.0)
+        assert (run.sums.model_flops, run.sums.flops_error) == (run.truth, 0.0)
         assert run.sums.steps_by_formula > 350
 
 
@@ -216,7 +217,7 @@ SEEDS = 100
 
 def is_true(run: Ran, steps: list[Step]) -> bool:
     """Whether what the run says of its error holds: the interval, or how many steps may differ from the others."""
-    if run.sums.error:
+    if run.sums.flops_error:
         return run.covered
     usual = {step.batches: step.forward for step in reversed(steps)}
     differ = sum(step.forward != usual[step.batches] for step in steps)
@@ -231,7 +232,7 @@ def test_the_interval_covers_the_truth(kind: str, steps: int) -> None:
         numbers = generator(seed)
         run_of = [KINDS[kind](numbers, number) for number in range(steps)]
         run = simulate(run_of, seed=seed)
-        assert run.sums.error != 0.0 and run.sums.checks >= 3
+        assert run.sums.flops_error != 0.0 and run.sums.checks >= 3
         true += is_true(run, run_of)
     assert true >= 0.9 * SEEDS
 
@@ -268,8 +269,8 @@ def test_no_step_that_was_not_counted_is_called_exact_and_intervals_hold(kind: s
     for seed in range(runs):
         numbers = generator(seed)
         run = simulate([VARYING[kind](numbers, number, 1_500) for number in range(1_500)], seed=seed, cost=1.5)
-        assert run.sums.error != 0.0 and run.sums.seed == seed
-        if run.sums.error is not None:
+        assert run.sums.flops_error != 0.0 and run.sums.checks_seed == seed
+        if run.sums.flops_error is not None:
             covered.append(run.covered)
     assert covered and sum(covered) >= 0.93 * len(covered)
 
@@ -278,7 +279,7 @@ def test_checks_that_all_agree_prove_nothing_of_steps_that_none_met() -> None:
     """One step of 300 costs twenty times as much, and no check met it: there is no error to tell, and it is not 0."""
     steps = [Step(FIXED, 10_000)] * 299 + [Step(FIXED, 200_000)]
     run = simulate(steps)
-    assert run.sums.error is None and run.sums.checks >= 3 and run.sums.model_flops < run.truth
+    assert run.sums.flops_error is None and run.sums.checks >= 3 and known(run.sums.model_flops) < run.truth
 
 
 def test_other_runs_draw_other_steps_and_ranks_of_a_job_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +312,7 @@ def test_three_equal_differences_are_no_interval_of_no_width() -> None:
     for size in (8, 16, 32):
         counted(flops, Step((((size, 64),),), 2_500 * size + 1_000), drawn=True)
     flops.ran((((7, 64),),), (None,), 1, seconds=STEP_SEC)
-    assert known(known(flops.totals()).error) > 0
+    assert known(known(flops.totals()).flops_error) > 0
 
 
 def test_with_two_checks_the_error_is_not_known() -> None:
@@ -320,7 +321,7 @@ def test_with_two_checks_the_error_is_not_known() -> None:
         counted(flops, Step(FIXED, 10_000), drawn=drawn)
     flops.ran(FIXED, (None,), 1, seconds=STEP_SEC)
     sums = known(flops.totals())
-    assert (sums.error, sums.checks, sums.model_flops) == (None, 2, 4 * 30_000)
+    assert (sums.flops_error, sums.checks, sums.model_flops) == (None, 2, 4 * 30_000)
 
 
 def test_what_was_predicted_before_the_formula_leaves_no_error() -> None:
@@ -331,12 +332,12 @@ def test_what_was_predicted_before_the_formula_leaves_no_error() -> None:
         counted(flops, Step(rows(*one), layer(*one)), drawn=one in early)
     flops.ran(rows(4, 50), (None,), 1, seconds=STEP_SEC)
     sums = known(flops.totals())
-    assert (sums.error, sums.unprofiled.by_dtype) == (0.0, {"float32": 3 * layer(4, 50)})
+    assert (sums.flops_error, sums.unprofiled.by_dtype) == (0.0, {"float32": 3 * layer(4, 50)})
 
 
 def test_data_dependent_steps_are_estimates_even_where_every_check_agrees() -> None:
     run = simulate([Step(FIXED, 10_000, data_dependent=True)] * 300)
-    assert (run.sums.model_flops, run.sums.error) == (run.truth, None)
+    assert (run.sums.model_flops, run.sums.flops_error) == (run.truth, None)
     assert (run.sums.steps_counted, run.sums.steps_estimated) == (run.counted, 300 - run.counted)
 
 
@@ -372,7 +373,7 @@ def test_accumulated_batches_add_up() -> None:
         sizes = [(4, numbers.randint(8, 64)) for _ in range(4)]
         steps.append(Step(tuple(rows(*one)[0] for one in sizes), sum(layer(*one) for one in sizes)))
     run = simulate(steps)
-    assert (run.sums.model_flops, run.sums.error) == (run.truth, None)
+    assert (run.sums.model_flops, run.sums.flops_error) == (run.truth, None)
 
 
 # ---- cost
@@ -426,7 +427,9 @@ def test_the_interval_of_three_checks_is_students_with_one_farther_draw() -> Non
     sums = known(flops.totals())
     assert sums.model_flops == 10 * 31_000 + 3 * 30_000 + 33_000
     half_width = 4.303 * math.sqrt(10_000_000 / 3) / math.sqrt(3)
-    assert sums.error == pytest.approx(10 * half_width / sums.model_flops, rel=0.04)  # as far as t is expanded
+    assert sums.flops_error == pytest.approx(
+        10 * half_width / known(sums.model_flops), rel=0.04
+    )  # as far as t is expanded
 
 
 def test_steps_of_one_shape_are_held_apart_by_whether_they_have_padding() -> None:
