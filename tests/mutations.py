@@ -90,7 +90,6 @@ MUTATIONS = (
         "min(exposed_us, median(waits_us))",
         "median(waits_us)",
         "analysis/test_ranks.py",
-        "no test has ranks that wait in calls which computation hides",
     ),
     Mutation("analysis/timing.py", "len(times) // 4 :", "len(times) // 3 :", "analysis/test_timing.py"),
     Mutation("analysis/timing.py", "_STALLS_FROM * step", "0.5 * step", "analysis/test_timing.py"),
@@ -130,6 +129,52 @@ MUTATIONS = (
         "given is not None:\n        return given",
         "given is None:\n        return given",
         "analysis/test_peak_flops.py",
+    ),
+    Mutation(
+        "analysis/rules.py",
+        "at_least=self.removes and evidence.runs_alone",
+        "at_least=self.removes",
+        "analysis/test_advice.py",
+    ),
+    Mutation("analysis/rules.py", "None if saves is None else min(1.0, saves)", "saves", "analysis/test_advice.py"),
+    Mutation(
+        "analysis/profile.py",
+        "fmean(spent[place] for place in middle) / fmean(spent)",
+        "fmean(spent) / fmean(spent)",
+        "analysis/test_profile.py run/test_step_flops.py",
+    ),
+    Mutation("analysis/plan.py", "max(operators, *by_link.values(), 0.0)", "max(operators, 0.0)", "ranks/test_plan.py"),
+    Mutation(
+        "analysis/plan.py",
+        "math.fsum(map(max, least, moving))",
+        "math.fsum(map(min, least, moving))",
+        "ranks/test_plan.py",
+    ),
+    Mutation("analysis/plan.py", "(cell.flops - cell.skipped) / peaks", "cell.flops / peaks", "ranks/test_plan.py"),
+    Mutation("analysis/plan.py", "return (size - 1) / size\n", "return 1.0\n", "ranks/test_plan.py"),
+    Mutation(
+        "analysis/compare_figures.py",
+        "(least / (1 + starts), greatest * (1 + starts))",
+        "(least, greatest)",
+        "analysis/test_compare.py",
+    ),
+    Mutation(
+        "analysis/compare_figures.py",
+        "if words and starved and name in WALL",
+        "if words and starved and name not in WALL",
+        "analysis/test_compare.py",
+    ),
+    Mutation(
+        "analysis/memory.py",
+        "while self._peak(high) <= available",
+        "while self._peak(high) < available",
+        "measure/test_predicted_memory.py",
+    ),
+    Mutation(
+        "analysis/memory.py",
+        "key=self._peak)\n        peak",
+        "key=self._peak) - 1\n        peak",
+        "measure/test_predicted_memory.py",
     ),
     # measure
     Mutation("measure/peaks.py", "2 * size**3 /", "size**3 /", _CLI),
@@ -221,6 +266,24 @@ MUTATIONS = (
         "8",
         "measure/counting/test_formulas_estimates.py",
     ),
+    Mutation(
+        "measure/module_hooks.py",
+        "if hearer in self._hearers:  # another",
+        "if True:  # another",
+        "measure lightning/test_callback.py",
+    ),
+    Mutation(
+        "measure/module_hooks.py",
+        "if handles is not self._handles:  # another thread",
+        "if False:  # another thread",
+        "measure/test_module_hooks.py",
+    ),
+    Mutation(
+        "measure/module_hooks.py",
+        "are_safe or all(map(_is_last, self._calling))",
+        "True",
+        "measure lightning/test_fits_inside.py loops",
+    ),
     # run
     Mutation(
         "run/throughput.py",
@@ -253,10 +316,25 @@ MUTATIONS = (
         "per_sample if samples",
         "loops/test_outputs.py",
     ),
+    Mutation(
+        "run/run.py", "window.ends_at = self.adapter.x_axis(), self.adapter.logged_at()", "pass", "run/test_delivery.py"
+    ),
+    Mutation(
+        "run/run.py",
+        "isinstance(error, torch.OutOfMemoryError)) or adapter.facts.rank",
+        "isinstance(error, torch.OutOfMemoryError))",
+        "run/test_out_of_memory.py",
+    ),
+    Mutation(
+        "run/run.py",
+        'isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)',
+        "isinstance(error, RuntimeError)",
+        "run/test_out_of_memory.py",
+    ),
     # sinks
     Mutation("sinks/file.py", "name.touch(exist_ok=False)", "name.touch()", "sinks/test_file.py"),
     Mutation("sinks/file.py", "draft.unlink(missing_ok=True)", "pass", "sinks/test_file.py"),
-    Mutation("sinks/file.py", "number = after + 1", "number = 1", "sinks/test_file.py"),
+    Mutation("sinks/file.py", "number = after + 1", "number = after + 2", "sinks/test_file.py"),
     Mutation("sinks/file.py", "local = local.resolve()", "local = local.absolute()", "sinks/test_file.py"),
     Mutation(
         "sinks/services.py", "not in self._refused and not ours", "not in self._refused", "sinks/test_services.py"
@@ -300,10 +378,109 @@ MUTATIONS = (
         "_if(schedule, schedule.active)",
         "test_config.py",
     ),
+    Mutation(
+        "report/text.py",
+        '" in all" if profile.context.world_size > 1',
+        '" in all" if profile.context.world_size > 9',
+        "report/test_text.py report/test_answer.py",
+    ),
+    Mutation("report/ranks_document.py", "value * 1e-6 / steps", "value * 1e-6", "report/test_ranks_text.py"),
+    Mutation(
+        "report/compare_text.py",
+        "for one in (-noise, noise)",
+        "for one in (noise, -noise)",
+        "report/test_compare_text.py",
+    ),
+    Mutation(
+        "report/profile_document.py",
+        "math.fsum(known) if known",
+        "math.fsum(known) / len(known) if known",
+        "report/test_answer.py report/test_text.py",
+    ),
+    Mutation(
+        "schema/comparison.py",
+        "self.step.noise_ns + self.starts_share * self.step.a_ns",
+        "self.step.noise_ns",
+        "analysis/test_compare.py report/test_compare_text.py",
+    ),
+    Mutation(
+        "schema/comparison.py",
+        "0.0 if self.has_several_runs else max(",
+        "max(",
+        "analysis/test_compare.py report/test_compare_text.py",
+    ),
+    Mutation(
+        "schema/comparison.py",
+        "self.ratio / self.noise_factor, self.ratio * self.noise_factor",
+        "self.ratio * self.noise_factor, self.ratio / self.noise_factor",
+        "analysis/test_compare.py report/test_compare_text.py",
+    ),
+    Mutation("schema/codec.py", 'if found > version else "an older', 'if found < version else "an older', "schema"),
+    Mutation("schema/codec.py", "allow_nan=False", "allow_nan=True", "schema"),
+    Mutation(
+        "schema/trace.py",
+        "if len(known) == self.pipeline_stages else None",
+        "",
+        "analysis/test_ranks.py report/test_ranks_text.py",
+    ),
+    Mutation(
+        "schema/profile.py",
+        "if len(self.counted_steps) > 1 else total",
+        "if len(self.counted_steps) > 2 else total",
+        "report/test_text.py analysis/test_profile.py report/test_answer.py",
+    ),
+    Mutation(
+        "schema/step.py",
+        "return self.total - self.skipped",
+        "return self.total",
+        "report/test_text.py analysis/test_profile.py analysis/test_one_convention.py",
+    ),
+    Mutation(
+        "config/settings.py",
+        "if first < step < last",
+        "if first <= step < last",
+        "test_config.py run/test_delivery.py lightning/test_schedule.py",
+    ),
+    Mutation(
+        "config/settings.py",
+        "-(-(steps_done - steps[-1]) // self.every) * self.every",
+        "(steps_done - steps[-1]) // self.every * self.every",
+        "test_config.py lightning/test_schedule.py",
+    ),
+    Mutation(
+        "config/settings.py",
+        '{"enabled": False, "detailed": True, **block}',
+        '{"detailed": True, **block}',
+        "test_config.py",
+    ),
+    Mutation(
+        "config/rules.py", "least <= int(value) < _TOO_LARGE", "least < int(value) < _TOO_LARGE", "test_config.py"
+    ),
+    Mutation("signals.py", "raised = error\n                    one()", "raised = error", "run/test_undo.py"),
+    Mutation("signals.py", " and error is not None and not is_of_signal_handler(error)", "", "run/test_undo.py"),
     # commands
     Mutation("commands/peak.py", "_STARVED = 0.05", "_STARVED = 0.5", _CLI),
     Mutation("commands/compare.py", "Status.INCONCLUSIVE, Status.HOLDS,", "Status.HOLDS, Status.INCONCLUSIVE,", _CLI),
     Mutation("commands/compare.py", "runs[places[0] + 1 :]", "runs[places[0] + 2 :]", _CLI),
+    Mutation(
+        "commands/compare.py",
+        "(Status.DONE, Status.INCONCLUSIVE, Status.HOLDS, Status.FAILED)",
+        "(Status.DONE, Status.HOLDS, Status.INCONCLUSIVE, Status.FAILED)",
+        "test_cli.py",
+    ),
+    Mutation("commands/memory.py", "int(size[1]) * 1e9", "int(size[1]) * 2**30", "test_memory_command.py"),
+    Mutation(
+        "commands/report.py",
+        'beside = os.path.isfile(path) and not path.startswith("/dev/")',
+        "beside = True",
+        "page/test_report_command.py",
+    ),
+    Mutation(
+        "commands/common.py",
+        "not 2 <= len(answer) <= most",
+        "not 2 <= len(answer)",
+        "test_cli.py test_memory_command.py",
+    ),
     # trace
     Mutation("trace/flops.py", "holds[links.operator_of_launch[trace.device_rows]] = True", "pass", _TRACES),
     Mutation(
@@ -317,6 +494,42 @@ MUTATIONS = (
         "before[begun] - np.maximum(until[begun] - moments, 0)",
         "before[begun]",
         "analysis/test_trace_steps.py analysis/test_trace_known_answers.py",
+    ),
+    Mutation(
+        "trace/steps.py",
+        "start[1:] = np.maximum(start[1:], end[:-1])",
+        "pass",
+        "analysis/test_trace_steps.py analysis/test_trace_known_answers.py",
+    ),
+    Mutation(
+        "trace/steps.py",
+        "is_whole = 2 * calls >= least",
+        "is_whole = calls >= least",
+        "analysis/test_trace_steps.py analysis/test_trace_known_answers.py",
+    ),
+    Mutation(
+        "trace/flops.py",
+        "counting[broken], owner[broken] = False, -1",
+        "pass",
+        "analysis/test_trace_foreign.py analysis/test_trace_operators.py",
+    ),
+    Mutation(
+        "trace/tables.py",
+        "launch_ns_of(trace)[rows[1:]] > reached",
+        "launch_ns_of(trace)[rows[1:]] >= 0",
+        "analysis/test_trace_views.py analysis/test_trace_known_answers.py",
+    ),
+    Mutation(
+        "trace/structure.py",
+        "_ROUNDING_NS = 1000",
+        "_ROUNDING_NS = 0",
+        "analysis/test_trace_joins.py analysis/test_trace_reading.py analysis/test_trace_operators.py",
+    ),
+    Mutation(
+        "trace/modules.py",
+        "phase[around] or (_FORWARD if parts.get(around) in _INSIDE_STEP else _NO_PHASE)",
+        "_FORWARD",
+        "analysis/test_trace_modules.py",
     ),
     # adapters
     Mutation(
@@ -342,6 +555,20 @@ MUTATIONS = (
     ),
     Mutation(
         "adapters/steps.py", "self.away &= source not in known.feeders", "self.away = False", "loops/test_steps.py"
+    ),
+    Mutation(
+        "adapters/deepspeed.py",
+        "int(self.engine.global_samples) if self._monitors_log else",
+        "int(self.engine.global_steps) if self._monitors_log else",
+        "deepspeed/test_engine.py",
+    ),
+    Mutation("adapters/place.py", "sizes.get(kind, 1) * int(size)", "int(size)", "loops/test_place.py"),
+    Mutation("adapters/standalone.py", "model.train(before[0][1])", "model.train()", "standalone"),
+    Mutation(
+        "adapters/program.py",
+        "finders = [one for one in sys.meta_path if one is not self",
+        "finders = [one for one in sys.meta_path if one",
+        "test_cli_run.py",
     ),
 )
 

@@ -162,12 +162,14 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "model.py").write_text(EXAMPLE)
     (tmp_path / "broken.py").write_text("import torch\n1 / 0\n")
     (tmp_path / "text.py").write_text("def example(): return 'a text'\n")
+    (tmp_path / "three.py").write_text("def example(): return 1, 2, 3\n")
     for given, words in [
         (["model.py:none", "--vary", "0=0,1"], "model.py has no function none, but example"),
         (["model.py", "--vary", "0=0,1"], "must be FILE.py:FUNCTION"),
         (["gone.py:example", "--vary", "0=0,1"], "gone.py cannot be run: FileNotFoundError"),
         (["broken.py:example", "--vary", "0=0,1"], "broken.py cannot be run: ZeroDivisionError"),
         (["text.py:example", "--vary", "0=0,1"], "must return a model and a batch, got 'a text'"),
+        (["three.py:example", "--vary", "0=0,1"], "must return a model and a batch, got (1, 2, 3)"),
         (["model.py:example", "--vary", "0=0,1", "--at", "batch=8"], "--at: formula() needs a size for sequence"),
         (["model.py:example", "--vary", "1=0"], "vary names 1; the batch's tensors are 0 (by position)"),
     ]:

@@ -429,6 +429,11 @@ def test_a_device_without_tensor_cores_or_tf32_is_not_told_of_them() -> None:
     assert (volta.remedy, volta.saves) == ("Train with automatic mixed precision in float16.", 0.25)
 
 
+def test_nothing_saves_more_than_the_whole_step() -> None:
+    # A loop's share goes with the backward of what it makes, which was not measured.
+    assert only(Evidence(shares={"line_in_module": 1.3})).saves == 1.0
+
+
 def test_thresholds_are_settings() -> None:
     config = ProfilerConfig(advice_thresholds={"data_wait": 0.2})
     assert [rules(waits(sec, cores=2), config.thresholds) for sec in (0.015, 0.021)] == [[], ["data_wait"]]

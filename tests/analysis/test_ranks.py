@@ -187,6 +187,24 @@ def test_what_ranks_wait_for_a_straggler_is_no_transfer() -> None:
     assert found["exposed_communication"] == pytest.approx(3.5 / 24, rel=1e-12)
 
 
+def test_a_wait_that_computation_hides_is_not_advised_on() -> None:
+    profile, answers = jobs.thousands(24)
+    (usual, *others) = (one for one in answers if isinstance(one, RankRecord))
+    # The others' calls wait 8 of 13 ms for one rank, whose own time is theirs; 9 of the 13 run beside computation.
+    hidden = replace(jobs.overlap(13_000), overlap_us=9_000.0)
+    alike = [
+        replace(
+            usual,
+            profile=replace(usual.profile, context=one.profile.context),
+            traced=replace(one.traced, overlap=hidden),
+        )
+        for one in (usual, *others)
+        if one.traced is not None
+    ]
+    (advice,) = with_ranks(replace(profile, advice=()), alike).advice
+    assert (advice.rule, advice.saves) == ("waiting", pytest.approx(4 / 24))
+
+
 def test_advice_on_the_reporting_rank_stays() -> None:
     first, second = jobs.uneven()
     waiting = PhaseSeconds(data_wait=0.004, forward=0.006, backward=0.008, optimizer=0.002)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_flops.adapters.place import optimizers_in, sizes_along
+from lightning_flops.adapters.place import mesh_sizes, optimizers_in, sizes_along
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,12 @@ def test_ranks_along_all_but_experts_see_the_same_data(known: dict[str, int], di
     sizes = sizes_along(known, world_size=16)
     assert sizes.dp_size == different_data
     assert {name: getattr(sizes, f"{name}_size") for name in known} == known
+
+
+def test_kinds_of_a_mesh_are_known_by_their_usual_names_and_one_kind_along_two_dimensions_is_their_product() -> None:
+    mesh = SimpleNamespace(mesh_dim_names=("replicas", "tensor_parallel", "sp", "ulysses"), shape=(3, 4, 2, 5))
+    assert mesh_sizes(mesh) == {"tp": 4, "sp": 10}
+    assert mesh_sizes(None) == {}
 
 
 class Averages:

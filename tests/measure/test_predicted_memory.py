@@ -110,6 +110,7 @@ def test_the_largest_batch_fits_to_the_byte() -> None:
     prediction = predict_memory(network(8, 512, 4), torch.randn(64, 8))
     peak = prediction.at(batch=7).peak_bytes
     assert (prediction.largest_batch(peak), prediction.largest_batch(peak - 1)) == (7, 6)
+    assert prediction.largest_batch(prediction.peak_bytes) == 64
     assert prediction.largest_batch(1) == 0
 
 
