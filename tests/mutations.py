@@ -568,7 +568,7 @@ MUTATIONS = (
         "adapters/program.py",
         "finders = [one for one in sys.meta_path if one is not self",
         "finders = [one for one in sys.meta_path if one",
-        "test_cli_run.py",
+        "loops/test_run_program.py",
     ),
 )
 

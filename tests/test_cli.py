@@ -95,20 +95,24 @@ def test_ctrl_c_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys
 # ---- ``lightning-flops peak``: what it measures, and where reports find it
 
 
-def measure(waited: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sec_each: float = 0.001) -> int:
-    """The command on a machine where this process waited so much of the time for a processor, and short."""
+def measure(waited: float, now: FakeNow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The command on a machine where this process waited so much of the time for a processor.
+
+    By its clock a product takes 20 ms or 10, and a copy of 64 MiB 50 ms or 25.
+    """
+    product, copy = itertools.cycle([0.02, 0.01]), itertools.cycle([0.05, 0.025])
+    monkeypatch.setattr(torch, "mm", lambda *given, out: now.sleep(next(product)))
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda *given: now.sleep(next(copy)))
     loss = ProcessorLoss(seconds=1.0, batches_sec=(), waited_share=waited)
     monkeypatch.setattr(ProcessorWatch, "loss", lambda watch: loss)
-    monkeypatch.setattr("lightning_flops.measure.peaks._SIZES", (64,))
-    monkeypatch.setattr("lightning_flops.measure.peaks._SEC_EACH", sec_each)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return main(["peak"])
 
 
 def test_products_of_each_dtype_and_a_copy_are_measured_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    now: FakeNow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert measure(0.0, tmp_path, monkeypatch) == 0
+    assert measure(0.0, now, tmp_path, monkeypatch) == 0
     out, err = capsys.readouterr()
     assert err == "" and out.endswith(f"It is kept in {measured_file(platform.node())}.\n")
     assert Path(measured_file(platform.node())).is_relative_to(tmp_path)
@@ -120,21 +124,17 @@ def test_products_of_each_dtype_and_a_copy_are_measured_and_kept(
 def test_a_product_is_two_operations_for_each_of_its_multiplications_and_a_copy_reads_and_writes(
     now: FakeNow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A product of 64 x 64 by 64 x 64 takes 20 ms or 10, a copy of 64 MiB 50 ms or 25: the fastest counts."""
-    product, copy = itertools.cycle([0.02, 0.01]), itertools.cycle([0.05, 0.025])
-    monkeypatch.setattr("lightning_flops.host_clock.now", now)
-    monkeypatch.setattr(torch, "mm", lambda *given, out: now.sleep(next(product)))
-    monkeypatch.setattr(torch.Tensor, "copy_", lambda *given: now.sleep(next(copy)))
-    assert measure(0.0, tmp_path, monkeypatch, sec_each=0.2) == 0
+    """The fastest counts; the first size, 256 by 256, takes long enough."""
+    assert measure(0.0, now, tmp_path, monkeypatch) == 0
     found = measured_peaks(platform.node(), platform.machine())
-    assert found["float32"] == pytest.approx(2 * 64**3 / 0.01)
+    assert found["float32"] == pytest.approx(2 * 256**3 / 0.01)
     assert found[COPY] == pytest.approx(2 * 2**26 / 0.025)
 
 
 def test_what_was_measured_beside_other_programs_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    now: FakeNow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert measure(0.1, tmp_path, monkeypatch) == 1
+    assert measure(0.1, now, tmp_path, monkeypatch) == 1
     assert "for 10% of the time it waited for processors, so the figures are too low, and not kept" in (
         capsys.readouterr().err
     )

@@ -85,9 +85,8 @@ def bare(compiled: str, backend: str) -> tuple[list[Tensor], set[str]]:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("compiled", ["loss", "gradients", "update", "step"])
 def test_every_step_is_known_whatever_part_of_it_is_compiled(
-    compiled: str, backend: str, notified: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    compiled: str, backend: str, notified: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lightning_flops.analysis.step_flops._SHARE", 100.0)
     expected, said = bare(compiled, backend)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

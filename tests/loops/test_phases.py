@@ -262,8 +262,7 @@ def test_flops_of_a_rollout_by_a_server_are_an_estimate_and_in_no_sum(
             return {"prompt_ids": prompts, "completion_ids": [[0] * TOKENS for _ in prompts]}
 
     client, generate = Client(), Client.generate
-    monkeypatch.setattr("lightning_flops.adapters.phases._SERVERS", (("server", "VLLMClient"),))
-    monkeypatch.setitem(sys.modules, "server", SimpleNamespace(VLLMClient=Client))
+    monkeypatch.setitem(sys.modules, "trl.generation.vllm_client", SimpleNamespace(VLLMClient=Client))
 
     def step(policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow) -> None:
         client.generate([[0] * WIDTH] * ROWS)

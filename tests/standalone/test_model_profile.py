@@ -62,6 +62,23 @@ def test_every_module_is_left_in_the_mode_it_came_in(root_trains: bool) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
+class Merging(nn.Linear):
+    """Puts its weights together where it is set to evaluation, as LoRA does, and apart where it is set to training."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        self.merged = not mode
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_what_a_module_does_when_its_mode_changes_is_undone(trains: bool) -> None:
+    model = nn.Sequential(Merging(3, 5)).train(trains)
+    quiet(model, input_shape=(2, 3))
+    assert (model.training, model[0].merged) == (trains, not trains)
+
+
 def test_several_timed_runs_have_a_mean_a_spread_and_a_rate(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
     # After one to warm up, the timed forwards take 1 s, 2 s, 6 s and 3 s; the counted one and the one after it, 50 s.
     seconds = iter([9.0, 1.0, 2.0, 6.0, 3.0, 50.0, 50.0])
