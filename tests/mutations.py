@@ -384,7 +384,7 @@ MUTATIONS = (
         '" in all" if profile.context.world_size > 9',
         "report/test_text.py report/test_answer.py",
     ),
-    Mutation("report/ranks_document.py", "value * 1e-6 / steps", "value * 1e-6", "report/test_ranks_text.py"),
+    Mutation("report/compare_text.py", "value * 1e-6 / steps", "value * 1e-6", "report/test_ranks_text.py"),
     Mutation(
         "report/compare_text.py",
         "for one in (-noise, noise)",
