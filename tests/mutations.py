@@ -479,7 +479,7 @@ MUTATIONS = (
         "commands/common.py",
         "not 2 <= len(answer) <= most",
         "not 2 <= len(answer)",
-        "test_cli.py test_memory_command.py",
+        "test_flops_formula.py",
     ),
     # trace
     Mutation("trace/flops.py", "holds[links.operator_of_launch[trace.device_rows]] = True", "pass", _TRACES),
