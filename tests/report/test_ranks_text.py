@@ -52,6 +52,20 @@ def test_every_line_of_the_job_says_so_when_a_rank_is_missing() -> None:
     assert "params of model = params per GPU * mp_size:                             (2 of 4 ranks) 3 M" in summary
 
 
+def test_times_of_collectives_are_of_one_step_however_many_were_traced() -> None:
+    whole = with_ranks(*jobs.thousands(4))
+    ranks = whole.ranks
+    assert ranks is not None and ranks.communication is not None
+    twice = tuple(replace(one, steps=2 * one.steps) for one in ranks.communication.ranks)
+    of_two = replace(ranks, communication=replace(ranks.communication, ranks=twice))
+    rows = [
+        next(line.split() for line in ranks_lines(replace(whole, ranks=of)) if line.startswith("allreduce"))
+        for of in (ranks, of_two)
+    ]
+    # Calls of 2 and 11 ms, of which 5 are the transfer, in one step or in two.
+    assert [[float(one) for one in row[-3:]] for row in rows] == [[13.0, 5.0, 8.0], [6.5, 2.5, 4.0]]
+
+
 def test_what_the_ranks_know_and_the_report_does_not_is_said() -> None:
     profile, answers = jobs.job(jobs.slow_loader())
     noting = [replace(answer, is_shortened=answer.rank < 3) for answer in answers if isinstance(answer, RankRecord)]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, profile_training
+from lightning_flops.adapters.place import Frame
 from lightning_flops.measure.fake_steps import in_shapes, kept_call
 
 ROWS: Any = torch.randn(64, 4)
@@ -133,13 +134,26 @@ def test_out_of_memory_outside_of_every_step_is_said_and_another_error_is_not(
     tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     model = nn.Linear(4, 2)
-    for raised in (lambda: torch.empty(HUGE, dtype=torch.uint8), lambda: 1 / 0):
+    fails: Any = lambda: torch.ones(2, 3).mm(torch.ones(2, 3))  # noqa: E731
+    for raised in (lambda: torch.empty(HUGE, dtype=torch.uint8), lambda: 1 / 0, fails):
         with pytest.raises((RuntimeError, ZeroDivisionError)), profile_training(model, log_dir=str(tmp_path)):
             raised()
     said = [one for one in warnings.messages if one.startswith("out of memory")]
     by_hand = "predict_memory(model, batch, optimizer) says what a step takes"
     assert said == [f"out of memory: what the model was called with is not known; {by_hand}"]
     assert not list(tmp_path.rglob("out_of_memory*"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_ranks_the_first_alone_says_it(
+    rank: int, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
+) -> None:
+    frame = Frame.of("torch", rank=rank, world_size=2, strategy="", precision=lambda _: "fp32")
+    monkeypatch.setattr("lightning_flops.pytorch.frame_of", lambda model, **_: frame)
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"), profile_training(nn.Linear(4, 2)):
+        torch.empty(HUGE, dtype=torch.uint8)
+    said = [one for one in warnings.messages if one.startswith("out of memory: of several ranks no step is predicted")]
+    assert len(said) == 1 - rank
 
 
 @pytest.mark.parametrize(
