@@ -166,14 +166,14 @@ MUTATIONS = (
     ),
     Mutation(
         "analysis/memory.py",
-        "while self._peak(high) <= available",
-        "while self._peak(high) < available",
+        "while peak(high) <= available",
+        "while peak(high) < available",
         "measure/test_predicted_memory.py",
     ),
     Mutation(
         "analysis/memory.py",
-        "key=self._peak)\n        peak",
-        "key=self._peak) - 1\n        peak",
+        "key=peak)\n        if not",
+        "key=peak) - 1\n        if not",
         "measure/test_predicted_memory.py",
     ),
     # measure
