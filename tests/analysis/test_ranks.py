@@ -202,7 +202,7 @@ def test_a_wait_that_computation_hides_is_not_advised_on() -> None:
         if one.traced is not None
     ]
     (advice,) = with_ranks(replace(profile, advice=()), alike).advice
-    assert (advice.rule, advice.saves) == ("waiting", pytest.approx(4 / 24))
+    assert advice.rule == "waiting" and advice.saves == pytest.approx(4 / 24)
 
 
 def test_advice_on_the_reporting_rank_stays() -> None:

@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader
 from lightning_flops import Profile, ProfilerConfig, profile_training
 from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import Frame, loop_output
+from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.pytorch import TrainingProfiler
 from lightning_flops.records import BatchTokens
-from lightning_flops.run import delivery, ranks
+from lightning_flops.run import delivery
 from lightning_flops.run.delivery import Worker, finish_dropped
 from lightning_flops.run.ranks import Ranks
 from lightning_flops.run.throughput import Monitor
@@ -264,13 +265,13 @@ def rank_0_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Watched, Ra
 def test_the_worker_waits_for_other_ranks_reads_and_merges_and_the_training_thread_asks_the_store_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    merged_on, merge = list[str](), ranks.with_ranks
+    merged_on = list[str]()
 
     def merging(*given: Any, **settings: Any) -> Profile:
         merged_on.append(threading.current_thread().name)
-        return merge(*given, **settings)
+        return with_ranks(*given, **settings)
 
-    monkeypatch.setattr(ranks, "with_ranks", merging)
+    monkeypatch.setattr("lightning_flops.run.ranks.with_ranks", merging)
     with rank_0_of_two(monkeypatch) as (store, one):
 
         def step(profiler: TrainingProfiler, done: int) -> None:

@@ -74,9 +74,10 @@ class Merging(nn.Linear):
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_what_a_module_does_when_its_mode_changes_is_undone(trains: bool) -> None:
-    model = nn.Sequential(Merging(3, 5)).train(trains)
+    layer = Merging(3, 5)
+    model = nn.Sequential(layer).train(trains)
     quiet(model, input_shape=(2, 3))
-    assert (model.training, model[0].merged) == (trains, not trains)
+    assert (model.training, layer.merged) == (trains, not trains)
 
 
 def test_several_timed_runs_have_a_mean_a_spread_and_a_rate(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
