@@ -58,7 +58,7 @@ def _safely(act: Callable[..., Any]) -> Callable[..., Any]:
 class StepTracer(Parts):
     """Runs the cycles of a *schedule*, wait, warm up, record, if it is *asked* for traces.
 
-    The ``steps`` are notified when a batch of theirs begins, and when they end; ``enter``/``leave`` are the parts of each.
+    The ``steps`` hear when a batch of theirs begins, and when they end; ``enter``/``leave`` are the parts of each.
     No failure reaches the step. *root*, which computes on *device*, is the model whose modules are marked; the other
     arguments are torch.profiler's.
     """
