@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lightning_flops.analysis.devices import name_of_chip
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.module_scope import unwrapped
@@ -34,7 +35,9 @@ def run_context_on(device: torch.device, sizes: ParallelSizes, **fields: Any) ->
     return RunContext(
         torch_version=str(torch.__version__),  # whose class is its own
         device_type=device.type,
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        device_name=name_of_chip(torch.cuda.get_device_properties(device))
+        if device.type == "cuda"
+        else platform.machine(),
         host=platform.node(),
         **asdict(sizes),
         **fields,

@@ -3,8 +3,8 @@
 The figures are those of the vendors' datasheets and white papers, each row with its source. Where a sheet's headline
 assumes 2:4 sparsity, half of it stands here; tensor-core rates are those with float32 accumulation, which is what
 PyTorch asks for. A figure that the vendor does not publish for exactly this device, or publishes in two versions, is
-left out: no utilization is better than a wrong one. A name that stands for two chips or boards (``MI250X / MI250``, or
-``GeForce RTX 3080``, of 10 and of 12 GB) has no row. What has none can be measured: ``lightning-flops peak``.
+left out: no utilization is better than a wrong one. A name that stands for two chips or boards (``MI250X / MI250``) has
+no row, but where SMs separate them. What has none can be measured: ``lightning-flops peak``.
 
 Looked for in November 2026, and left out: MI308X, Ascend 910B2 and Data Center GPU Max, of which no page of a vendor
 was found with dense rates; RTX PRO 4000, 4500 and 5000 Blackwell, of which only others' pages were found, with two
@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Device(NamedTuple):
@@ -76,6 +76,8 @@ RTX A2000( 12GB)?                  32    16        8   63.9   288  datasheet: 63
 GeForce RTX 3090                   71  35.6     35.6    284   936  Ampere GA102 white paper
 GeForce RTX 3090 Ti                80    40       40    320  1008  84 SMs at 1,860 MHz
 GeForce RTX 3080 Ti              68.2  34.1     34.1  272.8   912  80 SMs at 1,665 MHz
+GeForce RTX 3080 \(68 SMs\)      59.5  29.8     29.8    238   760  Ampere GA102 white paper
+GeForce RTX 3080 \(70 SMs\)      61.3  30.6     30.6  245.1   912  of 12 GB: 70 SMs at 1,710 MHz
 GeForce RTX 3070 Ti              43.5  21.7     21.7    174   608  48 SMs at 1,770 MHz
 GeForce RTX 3070                 40.6  20.3     20.3  162.5   448  46 SMs at 1,725 MHz
 GeForce RTX 3060                 25.5  12.7     12.7  101.9     -  28 SMs at 1,777 MHz
@@ -164,6 +166,12 @@ DEVICES = tuple(_rows())
 _VENDOR = re.compile(r"^\s*(?:(?:NVIDIA|Tesla|AMD)\s+)*", re.IGNORECASE)
 # ``H100 80GB HBM3 MIG 1g.10gb``, and virtual GPUs: ``A40-48Q``, ``GRID V100D-8C``, ``A100-4-20C``.
 _PART = re.compile(r"\bMIG\b|\bGRID\b|-\d+[ABCQ]\b|-\d+-\d+C\b", re.IGNORECASE)
+
+
+def name_of_chip(properties: Any) -> str:
+    """The name in torch's *properties* of a device, with its SMs where they alone separate two chips of one name."""
+    name = str(properties.name)
+    return f"{name} ({properties.multi_processor_count} SMs)" if name.endswith("GeForce RTX 3080") else name
 
 
 @lru_cache(maxsize=256)

@@ -24,6 +24,7 @@ def peak(options: argparse.Namespace) -> Status | None:
     """
     import torch
 
+    from lightning_flops.analysis.devices import name_of_chip
     from lightning_flops.analysis.rates import COPY, measured_file, read_measured
     from lightning_flops.measure.peaks import measure
     from lightning_flops.measure.timing.processor_wait import ProcessorWatch
@@ -33,7 +34,7 @@ def peak(options: argparse.Namespace) -> Status | None:
     watch.follow(timed=True)
     devices = {platform.machine(): torch.device("cpu")}
     if torch.cuda.is_available():
-        devices[torch.cuda.get_device_name("cuda")] = torch.device("cuda")
+        devices[name_of_chip(torch.cuda.get_device_properties("cuda"))] = torch.device("cuda")
     found = read_measured(host)
     for name, device in devices.items():
         products, copy = measure(device)

@@ -4,10 +4,11 @@ import json
 import platform
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from lightning_flops.analysis.devices import device_named, why_no_peak
+from lightning_flops.analysis.devices import device_named, name_of_chip, why_no_peak
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.analysis.rates import COPY, measured_file, peak_for, with_given_peaks
 from lightning_flops.cli import main
@@ -59,6 +60,8 @@ from tests.report.windows import build_profile
         ("Quadro RTX 8000", "float16", 130.5),
         ("NVIDIA GeForce RTX 2080 Ti", "float32", 13.4),  # 2 x 64 x 68 x 1.545 GHz
         ("NVIDIA GeForce RTX 2080 Ti", "float16", 53.8),
+        ("NVIDIA GeForce RTX 3080 (68 SMs)", "float32", 29.8),  # 2 x 128 x 68 x 1.710 GHz
+        ("NVIDIA GeForce RTX 3080 (70 SMs)", "bfloat16", 61.3),  # 4 x 128 x 70 x 1.710 GHz
         ("NVIDIA GeForce RTX 3090 Ti", "float32", 40.0),  # 2 x 128 x 84 x 1.860 GHz
         ("NVIDIA GeForce RTX 3090 Ti", "bfloat16", 80.0),
         ("NVIDIA GeForce RTX 4080", "bfloat16", 97.5),  # 4 x 128 x 76 x 2.505 GHz
@@ -99,6 +102,13 @@ def test_device_or_dtype_that_is_not_in_the_table_has_no_peak(device: str) -> No
 def test_a_rate_that_is_published_in_two_versions_is_not_known(device: str) -> None:
     assert peak_for(device, "tf32") is not None
     assert peak_for(device, "float32") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "full"), [("NVIDIA GeForce RTX 3080", "NVIDIA GeForce RTX 3080 (70 SMs)"), *[("A40",) * 2]]
+)
+def test_a_name_of_two_chips_has_the_number_of_sms(name: str, full: str) -> None:
+    assert name_of_chip(SimpleNamespace(name=name, multi_processor_count=70)) == full
 
 
 def test_figures_of_the_user_win_and_by_dtype_leave_the_others_to_the_table() -> None:
