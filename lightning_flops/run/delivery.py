@@ -72,11 +72,14 @@ class Worker:
         if self.is_off:
             return
         self._missing.append(what)
-        of_job = (self._latest, what, job)
+        before = self._latest
+        of_job = (before, what, job)
         self._latest = threading.Thread(target=self._run, args=of_job, name="lightning_flops", daemon=True)
         try:
             self._latest.start()
         except RuntimeError:  # the interpreter ends, and starts no more threads
+            self._latest = before
+            self.finish()
             self._run(None, what, job)
 
     @property
@@ -104,10 +107,13 @@ class Worker:
         self._missing.remove(what)
 
     def pause(self, sec: float) -> None:
-        """The running job waits for so many seconds, which are not among those that ``finish`` gives it."""
-        self.is_paused = True
+        """The running job waits for so many seconds, which are not among those that ``finish`` gives it; 0: no more.
+
+        Between two pauses it looks whether it is to wait on, which is no work.
+        """
+        self._running_since = host_clock.now() + sec
+        self.is_paused = sec > 0
         host_clock.sleep(sec)
-        self.is_paused = False
         self._paused_sec += sec
 
     def finish(self, within_sec: float = 10.0) -> bool:

@@ -52,7 +52,7 @@ def default_store() -> Store:
 
 
 class Ranks:
-    """One rank's part in the reports of one run; *pause* lets so many seconds go by.
+    """One rank's part in the reports of one run; *pause* lets so many seconds go by, 0.0: nobody is awaited any more.
 
     The first error of the store ends the exchange: rank 0 then reports on the ranks that it has heard of, and names the
     error as the reason why the others are missing.
@@ -151,8 +151,9 @@ class Ranks:
             if is_late or sent >= len(self._others):
                 self._ask(partial(self._read_records, step, answers))
             is_over = is_late or self.failure is not None or len(answers) == len(self._others)
-            if not is_over:
-                self._pause(PAUSE_SEC)
+            self._pause(0.0 if is_over else PAUSE_SEC)
+        if is_late and within_sec < math.inf:  # the run is over: what is left of its windows waits no longer
+            self._ended = self._clock(), 0.0
         why = self.failure or f"no answer within {waits_sec:.3g} s{', when training ended' * (waits_sec < timeout_sec)}"
         return [answers.get(rank) or RankAbsence(rank=rank, reason=why) for rank in self._others]
 

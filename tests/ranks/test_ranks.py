@@ -59,7 +59,7 @@ def store(request: pytest.FixtureRequest) -> Careful:
 
 
 def never(seconds: float) -> None:
-    raise AssertionError("nobody is waited for")
+    assert not seconds, "nobody is waited for"
 
 
 def join(rank: int, store: Any, **changed: Any) -> Ranks:
@@ -256,4 +256,16 @@ def test_a_run_that_ends_waits_no_longer_than_the_setting_allows_and_no_longer_t
     assert time.clock() - 100.0 == pytest.approx(waited, abs=2 * ranks_module.PAUSE_SEC)
     assert {one.partition(" s")[0][:17] for one in absences(merged).values()} == {why[:17]}
     assert all(("when training ended" in one) is ("when" in why) for one in absences(merged).values())
+    closed(others)
+
+
+def test_of_what_a_run_has_left_one_wait_alone_is_made(store: Careful) -> None:
+    time = Meanwhile()
+    zero, *others = job(store, clock=time.clock, pause=time.pause)
+    time.at[1.0] = lambda: zero.hurry(5.0)
+    first = zero.exchange(of_step(PROFILES[0], 3))
+    others[0].exchange(of_step(PROFILES[1], 7))
+    second = zero.exchange(of_step(PROFILES[0], 7))  # of those that have not answered in time, nothing comes later
+    assert time.clock() == pytest.approx(106.0, abs=2 * ranks_module.PAUSE_SEC)
+    assert (sorted(absences(first)), sorted(absences(second))) == ([1, 2, 3], [2, 3])
     closed(others)

@@ -31,6 +31,8 @@ from lightning_flops.run.throughput import Monitor
 from tests.fake_clock import FakeNow
 from tests.listening import warnings_in
 from tests.prompt_worker import PromptWorker
+from tests.report import jobs
+from tests.report.windows import build_profile
 from tests.results import profile_of, throughput_of
 
 distributed: Any = torch_distributed  # which does not say that its stores are public
@@ -301,6 +303,43 @@ def test_a_wait_for_other_ranks_slows_no_batch_down_and_lets_no_window_be_timed(
     assert not worker.is_busy
     threading.Timer(0.3, goes_on.set).start()
     assert worker.finish(0.2)  # as long as it computes; it has waited longer
+
+
+def test_between_two_looks_nothing_can_be_timed_and_no_step_is_timed_beside_the_merge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, worker, store = FakeNow(), Worker(), distributed.HashStore()
+    looking, merging = set[tuple[bool, bool]](), list[tuple[bool, bool]]()
+
+    def look() -> Any:
+        if clock() > 100.0:  # it has waited once
+            looking.add((worker.is_paused, worker.is_busy))
+        return store
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        if clock() >= 200.0:  # longer than any job computes
+            other.say_absent(None, "it is a test's")
+
+    def merged(profile: Profile, *_: Any, **__: Any) -> Profile:
+        merging.append((worker.is_paused, worker.is_busy))
+        return profile
+
+    monkeypatch.setattr("lightning_flops.host_clock.now", clock)
+    monkeypatch.setattr("lightning_flops.host_clock.sleep", sleep)
+    monkeypatch.setattr("lightning_flops.run.ranks.with_ranks", merged)
+    how: dict[str, Any] = {
+        "world_size": 2,
+        "config": ProfilerConfig(ranks_timeout_sec=300.0),
+        "number": 0,
+        "clock": clock,
+    }
+    other = Ranks(rank=1, find_store=lambda: store, **how)
+    zero = Ranks(rank=0, find_store=look, pause=worker.pause, **how)
+    worker.submit(partial(zero.exchange, build_profile(jobs.slow_loader()[0], config=jobs.CONFIG)))
+    assert worker.finish()
+    assert clock() >= 200.0
+    assert (looking, merging) == ({(True, False)}, [(False, True)])
 
 
 def test_a_failure_of_ours_keeps_the_window_that_is_being_analyzed(

@@ -46,6 +46,29 @@ def test_a_job_that_raises_is_one_warning_and_the_next_one_runs(caplog: pytest.L
     ]
 
 
+def test_where_the_interpreter_starts_no_more_threads_a_job_still_waits_for_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker, hangs, made = Worker(), Hangs(), list[str]()
+
+    def first() -> None:
+        hangs()
+        made.append("the report")
+
+    def starts_none(thread: threading.Thread) -> None:
+        threads.append(thread)
+        hangs.goes_on.set()  # as late as a test can say it
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    threads = list[threading.Thread]()
+    worker.submit(first)
+    assert hangs.begun.wait(60)
+    monkeypatch.setattr(threading.Thread, "start", starts_none)
+    worker.submit(lambda: made.append("the last word to other ranks"))
+    assert len(threads) == 1 and made == ["the report", "the last word to other ranks"]
+    assert worker.finish()
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # it is
 def test_a_forked_child_does_nothing() -> None:
     worker, hangs = Worker(), Hangs()
