@@ -58,7 +58,16 @@ def test_json_holds_every_table_and_text_as_many_rows_as_asked_for(capsys: pytes
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["trace"], ["unknown"], ["trace", "--rows", "-1", "x"], ["trace", "--rows", "few", "x"]]
+    "arguments",
+    [
+        [],
+        ["trace"],
+        ["unknown"],
+        ["trace", "--rows", "-1", "x"],
+        ["trace", "--rows", "few", "x"],
+        ["show", "--peak", "bfloat16=312e12", "--peak", "float32=67e12", "x"],  # of which one would be dropped
+        ["show", "--peak", "bfloat16=312e12", "--peak", "67e12", "x"],
+    ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

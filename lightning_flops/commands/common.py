@@ -118,6 +118,16 @@ _FORMS = {
 _TEXTS = (rules.PATH_OR_NONE, rules.TAG_PREFIX, rules.FULL_OR_HALF)
 
 
+class _AllNames(argparse.Action):
+    """Takes what has values by name once: a second time would drop names of the first."""
+
+    def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
+        before = getattr(namespace, self.dest)
+        if before is not None and dict in (type(before), type(value)):
+            raise argparse.ArgumentError(self, "must be given once, with all names: NAME=VALUE,NAME=VALUE")
+        setattr(namespace, self.dest, value)
+
+
 def option_name(setting: str) -> str:
     """How a command line writes a *setting*."""
     return f"--{setting.replace('_', '-')}"
@@ -140,7 +150,7 @@ def setting(name: str, *options: str, help: str = "", metavar: str = "") -> Opti
 
     shown = f"{help or words.replace('%', '%%')}{f' As {example}.' if example else ''}"
     names, form = options or (option_name(name),), metavar or form
-    return lambda parser: parser.add_argument(*names, type=read, metavar=form, help=shown)
+    return lambda parser: parser.add_argument(*names, type=read, action=_AllNames, metavar=form, help=shown)
 
 
 def _value(text: str) -> object:
