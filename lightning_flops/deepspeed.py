@@ -116,6 +116,8 @@ def attach(
         handle._kept = weakref.ref(adapter)
         handle._delivery = adapter.run.delivery
         adapter.begin()
+    elif config is not None:
+        logger.info("flops_profiler.enabled is not true in what attach was given: the engine is not profiled")
     _handles[engine] = handle
     return handle
 

@@ -375,7 +375,7 @@ class PipelineAdapter(EngineAdapter):
         self._hear_parts(self._always, undo)
         self._hear_method("train_batch", undo, kind._train_batch_begins, kind._train_batch_ends)
         self._hear_method("eval_batch", undo, partial(kind._leaves, what="validation"), kind._comes_back)
-        if self._loads and hasattr(type(self.engine), "_next_batch"):
+        if self._loads:
             self._hear_method("_next_batch", undo, kind._load_begins, kind._micro_batch_is_loaded)
 
     def mark_parts(self, stack: Undo) -> None:
@@ -384,7 +384,7 @@ class PipelineAdapter(EngineAdapter):
 
     def _hear_parts(self, names: Collection[str], undo: Undo) -> None:
         kind = type(self.engine)
-        table = getattr(kind, "_INSTRUCTION_MAP", {})
+        table = kind._INSTRUCTION_MAP  # without it no part is known, and we are off with a warning
         found: list[tuple[Any, Any, str]] = [(table, one, one.__name__) for one in table]
         found += [(kind, name, name) for name in _PARTS if hasattr(kind, name)]
         for owner, one, name in found:
