@@ -52,7 +52,7 @@ def default_store() -> Store:
 
 
 class Ranks:
-    """One rank's part in the reports of one run; *pause* lets so many seconds go by, 0.0: nobody is awaited any more.
+    """One rank's part in the reports of one run; *pause* lets so many seconds go by, 0.0: the wait is over.
 
     The first error of the store ends the exchange: rank 0 then reports on the ranks that it has heard of, and names the
     error as the reason why the others are missing.
