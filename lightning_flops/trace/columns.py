@@ -86,15 +86,22 @@ class DeviceProperties(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
-    rename={"index": "id", "sm_count": "numSms", "major": "computeMajor", "minor": "computeMinor"},
-):
-    """One accelerator of the machine, as the trace's head describes it."""
+    rename={
+        "index": "id", "sm_count": "numSms", "major": "computeMajor", "minor": "computeMinor",
+        "max_threads": "maxThreadsPerMultiprocessor", "registers": "regsPerMultiprocessor",
+        "shared_memory": "sharedMemPerMultiprocessor",
+    },
+):  # fmt: skip
+    """One accelerator of the machine, as the trace's head describes it; the last three are of one multiprocessor."""
 
     index: int
     name: str = ""
     sm_count: int | None = None
     major: int | None = None
     minor: int | None = None
+    max_threads: int | None = None
+    registers: int | None = None
+    shared_memory: int | None = None
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:

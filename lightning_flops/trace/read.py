@@ -41,6 +41,7 @@ _LONGEST_US = 2**62 / 1000
 _FOREIGN = 255
 _FEW, _LONGER = 3, 10  # a kernel that runs over so many of its stream, each so many times shorter, has a wrong end
 _MUCH_SHARED_BYTES = 48 << 10  # Kineto writes an occupancy of 0 for kernels with more shared memory
+_REGISTERS = 65536  # of a multiprocessor since compute capability 5
 _ELEMENT_BYTES = {  # by the lower-case names of what communicates
     **dict.fromkeys(("double", "long", "complexfloat"), 8), **dict.fromkeys(("float", "int"), 4),
     **dict.fromkeys(("half", "bfloat16", "short"), 2), **dict.fromkeys(("byte", "char", "bool"), 1),
@@ -72,8 +73,9 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "concrete": ("Concrete Inputs", _RAW), "types": ("Input type", _RAW), "strides": ("Input Strides", _RAW),
     "dims": ("Input Dims", _RAW), "old_dims": ("Input dims", _RAW),
     "device": ("device", _ABSENT), "correlation": ("correlation", _ABSENT),
-    "bytes": ("bytes", _ABSENT), "shared_memory": ("shared memory", _ABSENT),
-    "blocks_per_sm": ("blocks per SM", math.nan), "occupancy_percent": ("est. achieved occupancy %", math.nan),
+    "bytes": ("bytes", _ABSENT), "registers": ("registers per thread", _ABSENT),
+    "shared_memory": ("shared memory", _ABSENT), "blocks_per_sm": ("blocks per SM", math.nan), "grid": ("grid", _RAW),
+    "block": ("block", _RAW), "occupancy_percent": ("est. achieved occupancy %", math.nan),
     "collective": ("Collective name", None), "in_elements": ("In msg nelems", None),
     "out_elements": ("Out msg nelems", None), "group_size": ("Group size", None), "dtype": ("dtype", None),
     "group_name": ("Process Group Name", None), "group_ranks": ("Process Group Ranks", None),
@@ -109,10 +111,11 @@ class Event(msgspec.Struct, gc=False):
 
 
 DECODER = msgspec.json.Decoder(list[Event])  # what no table needs of a text is checked and passed over
-_AS_WRITTEN = ("sequence", "forward_thread", "correlation", "blocks_per_sm")  # columns of what an event's ``args`` say
+# Columns of what an event's ``args`` say.
+_AS_WRITTEN = ("sequence", "forward_thread", "correlation", "blocks_per_sm", "occupancy_percent")
 # Types of columns as ``struct`` and numpy name them.
-_CODES = defaultdict(lambda: np.dtype(np.int64).char, dict.fromkeys(("name", "lane", "inputs", "collective"), "i"))
-_CODES |= {"blocks_per_sm": "d", "occupancy_percent": "d", "kind": "b"}
+_CODES = defaultdict(lambda: np.dtype(np.int64).char, blocks_per_sm="d", occupancy_percent="d", kind="b")
+_CODES |= dict.fromkeys(("name", "lane", "inputs", "collective", "launch"), "i")
 
 
 def _packed(name: str, values: Sequence[Any]) -> bytes:
@@ -163,8 +166,8 @@ class Columns:
     def __init__(self, source: str) -> None:
         self._source = source
         # A number for each different key, in order of first appearance.
-        self._names, self._lanes, self._inputs, self._collectives = (
-            defaultdict[Any, int](count().__next__) for _ in range(4)
+        self._names, self._lanes, self._inputs, self._collectives, self._launches = (
+            defaultdict[Any, int](count().__next__) for _ in range(5)
         )
         self._parts, self._memory = defaultdict[str, bytearray](bytearray), defaultdict[str, bytearray](bytearray)
         self._foreign, self._seen = Counter[str](), 0
@@ -182,7 +185,7 @@ class Columns:
             "external_id": [one.old_id if one.external_id == _ABSENT else one.external_id for one in given],
             "device": [span.pid if span.args.device == _ABSENT else span.args.device for span in spans],
             "bytes": [one.bytes if one.collective is None else _bytes(one) for one in given],
-            "occupancy_percent": [one.occupancy_percent or _occupancy(one) for one in given],
+            "launch": [self._launch(one) if one.occupancy_percent == 0 else _ABSENT for one in given],
         }
         for name, values in columns.items():
             self._parts[name] += _packed(name, values)
@@ -216,6 +219,13 @@ class Columns:
             ],
         }
 
+    def _launch(self, arguments: Any) -> int:
+        """The number of a launch with so much shared memory that its occupancy of 0 is false; -1 for another one."""
+        if (shared_memory := _number(arguments.shared_memory, 0)) <= _MUCH_SHARED_BYTES:
+            return _ABSENT
+        registers = _number(arguments.registers, 0)
+        return self._launches[bytes(arguments.grid), bytes(arguments.block), registers, shared_memory]
+
     def _add_memory(self, marks: Sequence[Event]) -> None:
         """Append what the marks of allocations and frees say."""
         for name in ("size", "device_index", "device_type", "total_allocated"):
@@ -230,7 +240,7 @@ class Columns:
         kind, lane = columns.pop("kind"), columns.pop("lane")
         scopes = np.array([not is_users_scope(text) for text in names], dtype=bool)[columns["name"]]
         devices = tuple(_converted(metadata.get("deviceProperties"), list[DeviceProperties]) or ())
-        without = (kind == Kind.KERNEL) & np.isnan(columns["occupancy_percent"]) & ~np.isnan(columns["blocks_per_sm"])
+        notes = [*self._left_out(kind), *self._mend_occupancy(columns, devices)]
         # A process or thread may be written as a number here and as text there.
         lanes, lane_of = numbered((str(process), str(thread)) for process, thread in self._lanes)
         memory = {name: np.frombuffer(part, _CODES[name]) for name, part in self._memory.items() if part}
@@ -247,7 +257,7 @@ class Columns:
             collectives=(*self._collectives, Collective()),
             memory=memory,
             devices=devices,
-            notes=tuple(self._left_out(kind, int(without.sum()))),
+            notes=tuple(notes),
             **columns,
             **_place_in_run(metadata),
         )
@@ -255,7 +265,7 @@ class Columns:
         notes = [*trace.notes, f"Left out: events with a negative length: {wrong.sum():,}."]
         return _without_overlong(trace.only(~wrong, notes=tuple(notes)) if wrong.any() else trace)
 
-    def _left_out(self, kind: Any, without_occupancy: int) -> Iterator[str]:
+    def _left_out(self, kind: Any) -> Iterator[str]:
         """What of the file is not read, in sentences; refuses a file of which nothing is."""
         left_out = {name: count for name, count in self._foreign.items() if name != "Trace"}  # around all of old ones
         foreign = ", ".join(repr(name)[:80] for name in sorted(left_out)[:5])
@@ -269,8 +279,18 @@ class Columns:
             yield f"{words} ({foreign}): {sum(left_out.values())}."
         if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
             yield "Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32."
-        if without_occupancy:
-            yield f"Left out: an occupancy of 0, written for kernels with much shared memory: {without_occupancy:,}."
+
+    def _mend_occupancy(self, columns: dict[str, Any], devices: Sequence[DeviceProperties]) -> Iterator[str]:
+        """Work out occupancies that are falsely written as 0, and say of how many kernels."""
+        launch, by_index = columns.pop("launch"), {one.index: one for one in devices}
+        rows, launches = np.flatnonzero(launch >= 0), [*self._launches]
+        found = [_occupancy(*launches[launch[row]], by_index.get(columns["device"][row])) for row in rows]
+        columns["occupancy_percent"] = columns["occupancy_percent"].copy()
+        columns["occupancy_percent"][rows] = found
+        lost = sum(map(math.isnan, found))
+        known = f"worked out for {len(found) - lost:,} of them, the others are left out" if lost else "worked out"
+        if found:
+            yield f"Occupancy is written as 0 for {len(found):,} kernels with much shared memory: {known}."
 
 
 def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,10 +329,19 @@ def _bytes(arguments: Any) -> int:
     return int(_number(max(known) * size, _ABSENT)) if known and size else _ABSENT
 
 
-def _occupancy(arguments: Any) -> Any:
-    """What stands there for the occupancy, but for the 0 of kernels with much shared memory."""
-    is_wrong = arguments.occupancy_percent == 0 and _number(arguments.shared_memory, 0) > _MUCH_SHARED_BYTES
-    return math.nan if is_wrong else arguments.occupancy_percent
+@lru_cache(maxsize=4096)
+def _occupancy(grid: bytes, block: bytes, registers: int, shared_memory: int, device: DeviceProperties | None) -> float:
+    """Percent of a multiprocessor's warps that a kernel launched so can fill; NaN where that is not known."""
+    sizes = (msgspec.json.decode(text) if text else None for text in (grid, block))
+    blocks, threads = (math.prod(_converted(size, list[int]) or [0]) for size in sizes)
+    if device is None or threads <= 0 or not device.max_threads or not device.sm_count:
+        return math.nan
+    warps, most_warps = -(-threads // 32), device.max_threads // 32
+    # What a multiprocessor has, by what a block takes of it; registers are given to a warp 256 at a time.
+    of_registers = device.registers or _REGISTERS, -(-registers * 32 // 256) * 256 * warps
+    limits = (most_warps, warps), of_registers, (device.shared_memory, shared_memory)
+    fitting = max(1, min(has // takes for has, takes in limits if has and takes > 0))
+    return float(100 * min(1.0, min(fitting, blocks / device.sm_count or math.inf) * warps / most_warps))
 
 
 def _without_overlong(trace: Trace) -> Trace:

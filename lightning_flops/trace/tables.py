@@ -62,17 +62,14 @@ def device_metrics(trace: Trace) -> tuple[schema.DeviceMetrics, ...] | None:
         load = float((level[:-1] * covered_within(spans, moments[:-1], moments[1:])).sum())
         within = rows[(trace.end_ns[rows] > steps.start_ns[0]) & (trace.start_ns[rows] < steps.end_ns[-1])]
         lengths, together = trace.duration_ns[within], group_by(trace.kind[within])
-        occupancy, sized = trace.occupancy_percent[within], trace.blocks_per_sm[within]
-        # One that is written falsely leaves that of the device unknown.
-        occupancy = np.where((np.isnan(occupancy) & ~np.isnan(sized)).any(), np.nan, occupancy)
         one = schema.DeviceMetrics(
             device=device,
             name=entry.name if entry else None,
             sm_count=entry.sm_count if entry else None,
             utilization=ratio(int(covered_within(busy, *spans).sum()), spans.total) or 0.0,
             sm_efficiency=None if not len(rows) or np.isnan(blocks).any() else ratio(load, spans.total),
-            occupancy_percent=next(iter(together.means(occupancy, lengths)), None),
-            blocks_per_sm=next(iter(together.means(sized, lengths)), None),
+            occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], lengths)), None),
+            blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], lengths)), None),
         )
         found.append(one)
     return tuple(found) or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -190,26 +191,44 @@ def test_torch_18_has_other_keys_and_no_dtypes() -> None:
     assert flops.steps[0].forward == 2 * (2 * 4 * 6 * 6) * (3 * 3 * 3)
 
 
-def test_an_occupancy_of_zero_is_not_known_where_kernels_have_much_shared_memory() -> None:
+def test_an_occupancy_of_zero_is_worked_out_from_the_launch() -> None:
+    launched: dict[str, Any] = {
+        "grid": [100, 50, 1], "block": [256, 1, 1], "registers per thread": 234, "shared memory": 147456,
+        "blocks per SM": 46.3, "est. achieved occupancy %": 0,
+    }  # fmt: skip
     mm = operator("aten::mm", 0, 20)
 
-    def found(shared_memory: Any) -> tuple[float | None, tuple[str, ...]]:
-        sized = {"blocks per SM": 46.3, "est. achieved occupancy %": 0, "shared memory": shared_memory}
-        report = report_of(trace(mm, kernel(1, 30, 100, **sized)))
+    def occupancy(*devices: Mapping[str, Any], **changed: Any) -> float | None:
+        report = report_of(trace(mm, kernel(1, 30, 100, **{**launched, **changed}), deviceProperties=list(devices)))
         (row,), (device,) = known(report.kernels), known(report.device_metrics)
         assert row.occupancy_percent == device.occupancy_percent
-        return row.occupancy_percent, report.notes[:1]
+        return row.occupancy_percent
 
-    note = "Left out: an occupancy of 0, written for kernels with much shared memory: 1."
-    assert found(147456) == (None, (note,))
-    # What is not known of one kernel is not known of the device.
-    half: dict[str, Any] = {"blocks per SM": 2.0, "est. achieved occupancy %": 50}
-    none: dict[str, Any] = {"blocks per SM": 2.0, "est. achieved occupancy %": 0, "shared memory": 147456}
-    unknown, other = kernel(1, 30, 100, **none), kernel(2, 200, 50, **half)
-    assert known(report_of(trace(mm, unknown, other)).device_metrics)[0].occupancy_percent is None
+    # 234 registers are given as 240 to each of 32 threads of 8 warps: one block of 65,536 registers, 8 of 64 warps.
+    assert occupancy(A100) == 12.5
+    # With few registers two blocks of 74 KB fit into 164 KB; with 54 blocks half a block a multiprocessor is there.
+    assert occupancy(A100, **{"registers per thread": 32, "shared memory": 75000}) == 25
+    assert occupancy(A100, grid=[54, 1, 1]) == 6.25
+    # A block of 1,024 threads fits twice into 64 warps; what the file does not say of a launch sets no limit.
+    assert (
+        occupancy(A100, **{"block": [1024], "grid": "N/A", "registers per thread": None, "shared memory": 50000}) == 100
+    )
+    assert (occupancy(), occupancy({"id": 0, "numSms": 108}), occupancy(A100, block=[])) == (None, None, None)
     # With less shared memory 0 is what a small grid rounds to.
-    assert [found(size)[0] for size in (1024, 48 << 10, None)] == [0, 0, 0]
-    assert note not in found(1024)[1]
+    assert [occupancy(A100, **{"shared memory": size}) for size in (1024, 48 << 10, None)] == [0, 0, 0]
+
+
+def test_kernels_of_a_device_that_is_not_described_are_left_out_of_its_occupancy_and_said() -> None:
+    much: dict[str, Any] = {
+        "block": [256], "blocks per SM": 46.3, "est. achieved occupancy %": 0, "shared memory": 147456
+    }  # fmt: skip
+    half: dict[str, Any] = {"block": [256], "blocks per SM": 2.0, "est. achieved occupancy %": 50}
+    mm, events = operator("aten::mm", 0, 20), (kernel(1, 30, 100, **much), kernel(2, 200, 50, **half))
+    report = report_of(trace(mm, *events))
+    assert known(report.device_metrics)[0].occupancy_percent == 50
+    words = "Occupancy is written as 0 for 1 kernels with much shared memory: worked out"
+    assert report.notes[0] == f"{words} for 0 of them, the others are left out."
+    assert report_of(trace(mm, *events, deviceProperties=[A100])).notes[0] == f"{words}."
 
 
 def test_events_of_mtia_are_on_a_device() -> None:
