@@ -17,8 +17,6 @@ from transformers import Trainer
 from lightning_flops import FlopsProfilerCallback, FlopsProfilerTrainerCallback, profile_training
 from lightning_flops.adapters.lightning import LightningAdapter
 from lightning_flops.adapters.loop import LoopAdapter
-from lightning_flops.adapters.loop_steps import LoopSteps
-from lightning_flops.adapters.repeats import Repeats
 from lightning_flops.adapters.transformers import TrainerAdapter
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
@@ -137,8 +135,8 @@ SEAMED = {
     "lightning": Kind(lightning, (LightningAdapter,)),
     "lightning by hand": Kind(partial(lightning, manual=True), (LightningAdapter,)),
     "predict": Kind(partial(evaluation, function="predict"), (LightningAdapter,)),
-    "loop": Kind(loop, (LoopSteps, LoopAdapter, Repeats)),
-    "transformers": Kind(transformers, (LoopSteps, LoopAdapter, Repeats, TrainerAdapter)),
+    "loop": Kind(loop, (LoopAdapter,)),
+    "transformers": Kind(transformers, (LoopAdapter, TrainerAdapter)),
 }
 """Runs of every adapter."""
 KINDS = {

@@ -7,36 +7,172 @@ forward and the backward is the loss, and is forward, too.
 from __future__ import annotations
 
 import itertools
-import sys
 import weakref
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
-from lightning_flops.adapters.loop_steps import LoopSteps
-from lightning_flops.adapters.place import called_in
-from lightning_flops.adapters.wrapping import Hook, hear, hear_calls, hear_fetches
-from lightning_flops.measure.batches import first_tensor, tensor_shapes
+from lightning_flops.adapters.phases import PhasedAdapter
+from lightning_flops.adapters.place import Frame, called_in, device_of, root_of, run_context
+from lightning_flops.adapters.steps import StepEnd, Steps
+from lightning_flops.adapters.wrapping import Hook, hear, hear_around_updates, hear_calls, hear_fetches, nothing
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.measure.batches import HIDDEN_SHAPE, alike_parts, first_tensor, samples_in, tensor_shapes
+from lightning_flops.measure.fake_steps import in_shapes, kept_call
 from lightning_flops.measure.module_hooks import hear_steps
-from lightning_flops.measure.torch_private.optional import CLIPS, loader_of
-from lightning_flops.records import TimePhase
-from lightning_flops.run.run import failed, safe
+from lightning_flops.measure.recorder import steps_to_settle
+from lightning_flops.measure.torch_private.optional import fetched_ahead, loader_of, workers_of
+from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
+from lightning_flops.run.adapter import Facts
+from lightning_flops.run.output import LoggedOutput
+from lightning_flops.run.run import Run, failed, safe
+from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 
+_NO_SAMPLES = (
+    "samples/s is n/a: {}. batch_size=... says how many samples a batch has, profiler.batches(...) what a batch is, "
+    "profiler.step() where a step ends."
+)
 _numbers = itertools.count()  # names of objects that events are of
+_NOT_CALLED = "The model was not called, or by compiled code: forward is what ran from the batch to the backward."
 
 
-def _nothing(*_: Any) -> None:
-    """As torch does, which calls no hook after a step that has raised."""
+@dataclass(slots=True)
+class _MicroStep:
+    """What one micro-step computes on."""
+
+    shapes: Shapes = ()
+    tokens: BatchTokens | None = None
+    given: Any = ()  # what settings that are functions of the batch are asked of
 
 
-class LoopAdapter(LoopSteps):
-    """The adapter of one loop, on one rank, as of ``LoopSteps``: what is read of its events.
+@dataclass(slots=True)
+class _RunningStep:
+    """What was heard of the running step."""
 
-    The loop also says itself what its batches are, what belongs to no step, and where a step ends.
+    micro_steps: list[_MicroStep] = field(default_factory=list)
+    inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # first tensors of its forwards
+    latest: Shapes = ()  # of the tensors that its latest forward was called with, if it was with gradients
+    updates: int = 0
+
+
+@dataclass(slots=True)
+class _Fetches:
+    """What was heard of the loop's fetches."""
+
+    asked: Callable[[], Any] = lambda: None  # returns what was asked for a batch last
+    names: tuple[int, int] = (-1, -1)  # of it, and of its loader
+    waits: bool = False  # it is being asked, for a step
+    kind: type = object  # of what was fetched last
+    shapes: Shapes = ()
+    sizes: tuple[int | None, int] = (None, 1)  # its rows, in so many alike parts
+    handed: _MicroStep | None = None  # what ``batches`` has handed out, and no forward has taken
+    learned: set[Shapes] = field(default_factory=set)  # shapes whose steps were counted
+
+    def brings(self, batch: Any) -> Shapes:
+        """The shapes of *batch*, whose sizes are known where the latest was alike."""
+        shapes = tensor_shapes(batch)
+        if type(batch) is not self.kind or shapes != self.shapes:
+            self.kind, self.shapes, self.sizes = type(batch), shapes, (samples_in(shapes), alike_parts(batch))
+        return shapes
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of the loop, before it or by now."""
+
+    steps_before: int  # that it has made without us
+    initial_step: int  # x-axis of the first step
+    log_every: int  # steps; 0: throughput is written when a subclass says so
+    reads_fetched: bool  # tokens, before the model gets them
+    keeps_batches: bool  # for settings that are functions of one; it is not held otherwise
+    accumulate: int = 1
+    autocast: str = ""
+    call: tuple[Any, ...] = ()  # what the model is called with, as of ``kept_call``
+    workers: int | None = None
+
+
+class LoopAdapter(PhasedAdapter):
+    """The adapter of one loop, on one rank, which has made *steps_before* steps without it.
+
+    With *log_every_n_steps* 0, throughput is written when a subclass says so. The last arguments are as in ``Facts``.
     """
+
+    run: Run
+    unseen: tuple[TimePhase, ...] = ("transfer", "other")  # as in ``Facts``
+    counts_at_fetch = True  # steps are counted from their first fetch on, where it is seen: a teacher may run first
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Any],
+        *,
+        config: ProfilerConfig,
+        publish: Callable[[Profile], None],
+        frame: Frame,
+        output: LoggedOutput,
+        log_every_n_steps: int = 0,
+        steps_before: int = 0,
+        initial_step: int = 0,
+        root: nn.Module | None = None,
+        device: torch.device | None = None,
+        settle_steps: int = 2,
+        ends_when_dropped: bool = False,
+    ) -> None:
+        self._model, self._frame = model, frame
+        self._optimizers = tuple(optimizers)
+        self.facts = Facts(
+            root=root_of(model) if root is None else root,
+            device=device_of(model) if device is None else device,
+            output=output,
+            rank=frame.rank,
+            world_size=frame.world_size,
+            profile_step=config.next_profile_step(steps_done=steps_before),
+            settle_steps=settle_steps,
+            unseen=self.unseen,
+            ends_when_dropped=ends_when_dropped,
+        )
+        self._known = _Known(
+            steps_before,
+            initial_step,
+            log_every_n_steps,
+            reads_fetched=self.facts.device.type != "cpu",
+            keeps_batches=callable(config.batch_size) or callable(config.tokens_per_sample),
+        )
+        self._steps = Steps(map(id, self._optimizers))
+        self._names: MutableMapping[Any, int] = WeakIdKeyDictionary()  # of iterators and loaders
+        self._running, self._fetches = _RunningStep(), _Fetches()
+        self._in_forward = self._in_update = False  # one has begun for the run, and not ended
+        self.run = Run(self, config, publish)
+        self.run.steps_done = steps_before
+
+    # ---- what the run asks
+
+    def context(self) -> RunContext:
+        """Where the loop runs."""
+        known, device = self._known, self.facts.device
+        return run_context(self._frame, self._model, device, accumulate=known.accumulate, autocast=known.autocast)
+
+    def x_axis(self) -> int:
+        """The loop's own step."""
+        return self._known.initial_step + self.run.steps_done
+
+    def optimizers(self) -> Iterable[Any] | None:
+        """Those that were given."""
+        return self._optimizers or None
+
+    def whole_model(self) -> nn.Module:
+        """The model as it was given."""
+        return self._model
+
+    def loader_workers(self) -> int | None:
+        """Those of the first DataLoader that was asked."""
+        return self._known.workers
 
     # ---- what is heard
 
@@ -67,27 +203,79 @@ class LoopAdapter(LoopSteps):
                 undo.callback(one.register_step_post_hook(ends).remove)
             else:  # several in one, or another thing with a step
                 over = partial(kind.update_ends, name=id(one))
-                hear(self, type(one), "step", undo, begins=kind.update_begins, ends=over, raises=_nothing, of=one)
+                hear(self, type(one), "step", undo, begins=kind.update_begins, ends=over, raises=nothing, of=one)
         if not self._optimizers:
             hear_steps(undo, begins, ends, failed=partial(failed, self.run))
+
+    def _follow(self) -> None:
+        """Do what the machine has decided."""
+        steps = self._steps
+        if (ended := steps.ended) is not None:
+            steps.ended = None
+            self._step_is_over(ended)
+        if steps.away is not bool(self.run.between):
+            words = "validation" if steps.away else ""
+            self.run.between_steps(words, since_batch=not steps.step.computed)
+
+    def _goes_away(self, what: str) -> None:
+        """*what* begins, which belongs to no step, until the next batch is asked for; none: the step goes on."""
+        self._steps.away = bool(what)
+        self.run.between_steps("")
+        self.run.between_steps(what)
+
+    def _step_is_over(self, ended: StepEnd) -> None:
+        run, known, number = self.run, self._known, len(ended.rows)
+        step, self._running = self._running, _RunningStep()
+        found = step.micro_steps or [_MicroStep(self._fetches.shapes)]
+        if len(found) != number:  # what was taken for one, until a batch was fetched for the step
+            found[0].shapes = tuple(shape for one in found for shape in one.shapes)
+            found = [found[0], *[_MicroStep()] * (number - 1)]
+        declared, rows = self.declared_batch_size() if ended.why else None, ended.rows
+        if declared is not None:
+            rows = (declared,) * number
+        elif ended.why:
+            run.notes.add_for_run(_NO_SAMPLES.format(ended.why))
+        if not self._steps.known.calls and run.window.marks is not None:
+            run.notes.add(_NOT_CALLED)
+        known.accumulate = max(known.accumulate, number)  # the last step of an epoch may have fewer
+        batches = [(one.given, one.shapes, one.tokens) for one in found]
+        run.batch_done(*batches, updates=step.updates, ends_step=True, logs=self._logs(), rows=rows)
+
+    def _logs(self) -> bool:
+        """Whether throughput is written after the step that ends now."""
+        every = self._known.log_every
+        return every > 0 and (self.run.steps_done + 1) % every == 0
 
     # ---- the parts of a step
 
     def forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is called."""
-        given, grads, same = self._given(args, kwargs), torch.is_grad_enabled(), None
-        first = given if isinstance(given, torch.Tensor) else first_tensor(given)
-        if grads and first is not None:  # the same as one that a forward of this step with gradients had
-            same = False
-            for one in self._inputs:
-                same = same or one() is first
-            if not same:
-                self._inputs.append(weakref.ref(first))
-        if self._known.keeps_batches or (self._known.on_host and first is not given and self.run.tokens.reads):
-            self._repeats.spoil()
-        self._read = given, args, kwargs
-        self._repeats.hear(LoopAdapter._apply_forward, id(module), tensor_shapes(given), grads, module.training, same)
-        self._read = ()
+        steps, run, inside = self._steps, self.run, self._steps.inside
+        # A model inside another one, a recomputation, or in what the loop leaves out.
+        if inside.forwards + inside.backwards + inside.fetches + inside.left_out > 0:
+            inside.forwards += 1
+            return
+        computed, grads = steps.step.computed, torch.is_grad_enabled()
+        given = self._given(args, kwargs)
+        shapes = tensor_shapes(given)
+        rows = self._fetches.sizes[0] if shapes == self._fetches.shapes else samples_in(shapes)
+        same = self._is_same(given, grads=grads)
+        part = steps.forward_begins(id(module), rows, grads=grads, training=module.training, same=same)
+        is_first = not computed or steps.ended is not None
+        if steps.ended is not None or steps.away is not bool(run.between):
+            self._follow()
+        if part == "outside":
+            return
+        if part == "micro-step":
+            self._micro_step_begins(given, shapes, is_first=is_first)
+        elif grads and self._running.micro_steps:
+            self._running.micro_steps[-1].shapes += shapes
+        if grads and not self._known.call:
+            self._known.call = kept_call(self.facts.root, args, kwargs, given)
+        self._running.latest = shapes if grads else ()
+        if run.window.parts is not None and not self._in_forward:
+            self._in_forward = True
+            run.enter("forward", counts=grads)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a model is called with, as the user calls it."""
@@ -95,29 +283,120 @@ class LoopAdapter(LoopSteps):
             return (*args, *kwargs.values())
         return kwargs or (args[0] if len(args) == 1 else args)
 
+    def call(self) -> tuple[str, Any] | None:
+        """The model, as in its first forward, with tensors of the shapes that the running step's latest one had."""
+        return in_shapes(self._known.call, self._running.latest)
+
+    def _is_same(self, given: Any, *, grads: bool) -> bool:
+        """Whether the first tensor in *given* is one that a forward of this step with gradients had."""
+        first = given if isinstance(given, torch.Tensor) else first_tensor(given)
+        if first is None or not grads:
+            return False
+        for one in self._running.inputs:
+            if one() is first:
+                return True
+        self._running.inputs.append(weakref.ref(first))
+        return False
+
+    def _micro_step_begins(self, given: Any, shapes: Shapes, *, is_first: bool) -> None:
+        """A micro-step begins; if it *is_first*, nothing of its step has computed anything."""
+        run, device = self.run, self.facts.device.type
+        if run.window.marks is not None and torch.is_autocast_enabled(device):
+            self._known.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        kept = given if self._known.keeps_batches else ()
+        one, self._fetches.handed = self._fetches.handed or _MicroStep(shapes, given=kept), None
+        # A tensor alone shows none.
+        if run.tokens.fetched or (run.tokens.reads and not isinstance(given, torch.Tensor)):
+            one.tokens = self._tokens(given, shapes)
+        self._running.micro_steps.append(one)
+        if is_first and not (self.counts_at_fetch and self._steps.known.feeders):
+            self._may_count(one.shapes, one.tokens)
+
+    def _may_count(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
+        if self.run.steps_done > self._known.steps_before:  # the first step lacks what follows an update
+            self.run.batch_begins(shapes, tokens)
+
+    def _tokens(self, given: Any, shapes: Shapes) -> BatchTokens | None:
+        """The tokens of a batch, read where it was fetched, or here if it is on the host."""
+        reader = self.run.tokens
+        tokens = reader.take()
+        if tokens is not None and tokens.processed in {one[0] * one[1] for one in shapes if len(one) > 1}:
+            return tokens
+        return reader.of(given) if self.facts.device.type == "cpu" else None
+
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A model's forward is over, or has raised."""
-        self._repeats.hear(LoopAdapter._apply_forward_end, output is None)
+        """A model's forward is over, or has raised; in an optimizer's closure, the loss is still a part of it."""
+        steps, step = self._steps, self._running
+        steps.forward_ends()
+        is_inner = steps.inside.forwards or steps.inside.backwards or steps.inside.left_out or steps.inside.fetches
+        if output is None and not is_inner and step.micro_steps:  # it has raised: this was not computed
+            last = step.micro_steps[-1]
+            last.shapes = last.shapes[: len(last.shapes) - len(step.latest)]
+        if self._in_forward and not steps.inside.updates:
+            self._forward_is_over()
+
+    def _forward_is_over(self) -> None:
+        if self._in_forward and not self._steps.inside.forwards:
+            self._in_forward = False
+            self.run.leave()
+
+    def backward_begins(self, /, *_: Any, grad_only: bool = False, **__: Any) -> None:
+        """Autograd is about to run; what ran since the forward was the loss. *grad_only*: it accumulates nothing."""
+        steps, run = self._steps, self.run
+        part = steps.backward_begins(grad_only=grad_only)
+        if part == "micro-step":  # compiled code called the model, and no hook of ours
+            self._running.micro_steps.append(_MicroStep(self._fetches.shapes))
+        if steps.away is not bool(run.between):
+            self._follow()
+        if run.window.parts is not None and part in ("step", "micro-step"):
+            self._forward_is_over()
+            run.claim("forward")
+            run.enter("backward")
+
+    def backward_ends(self, /, _: Any = None, *, grad_only: bool = False) -> None:
+        """Autograd has run, or has raised."""
+        steps = self._steps
+        steps.backward_ends(grad_only=grad_only)
+        if not (steps.inside.backwards or steps.inside.left_out):
+            steps.inside.forwards = int(self._in_forward)  # a forward inside, if it has raised, has no end
+            if self.run.window.parts is not None:
+                self.run.leave()
+
+    def update_begins(self, *_: Any, **__: Any) -> None:
+        """An optimizer's step begins; where a subclass's step calls its parent's, the hooks are called again."""
+        steps, run = self._steps, self.run
+        part = steps.update_begins()
+        if steps.away is not bool(run.between):
+            self._follow()
+        if part == "step" and run.window.parts is not None:
+            self._in_update = True
+            run.enter("optimizer")
 
     def update_ends(self, optimizer: Any = None, *_: Any, name: int | None = None) -> None:
         """An optimizer's step is over, of the one of that *name*."""
         # A traced step ends with what comes next: here torch's own scope of the update is still open.
-        later = self.run.window.marks is not None and self.run.window.recorder.tracing
-        self._repeats.hear(LoopAdapter._apply_update_end, id(optimizer) if name is None else name, later)
+        recorder, steps = self.run.window.recorder, self._steps
+        later = self.run.window.marks is not None and recorder.tracing
+        if steps.update_ends(id(optimizer) if name is None else name, later=later) == "step":
+            if self._in_update:
+                self._update_is_over()
+            self._running.updates += 1
+            if steps.ended is not None:
+                self._follow()
+
+    def _update_is_over(self) -> None:
+        self._in_update = False
+        self._forward_is_over()
+        self.run.leave()
 
     def mark_parts(self, stack: Undo) -> None:
         """Hear what belongs to an update and is none: clipping, and dropping gradients."""
         super().mark_parts(stack)
-        names = "zero_grad", "clip_grad_norm_"  # as FSDP's models have it
-        own = [(type(one), name, one) for one in (*self._optimizers, *called_in(self._model)) for name in names]
-        accelerator = getattr(sys.modules.get("accelerate"), "Accelerator", object)
-        for owner, name, of in [*own, *((*one, None) for one in [*CLIPS, (accelerator, "clip_grad_norm_")])]:
-            if hasattr(owner, name):
-                begins, ends = partial(LoopAdapter._part_begins, part="optimizer"), LoopAdapter._part_ends
-                hear(self, owner, name, stack, begins=begins, ends=ends, of=of)
+        begins, ends = partial(LoopAdapter._part_begins, part="optimizer"), LoopAdapter._part_ends
+        hear_around_updates(self, (*self._optimizers, *called_in(self._model)), stack, begins=begins, ends=ends)
 
     def _part_begins(self, *_: Any, part: TimePhase, **__: Any) -> None:
-        if self._machine.step.in_round:  # it is between the loss and its backward
+        if self._steps.step.in_round:  # it is between the loss and its backward
             self.run.claim("forward")
         self.run.enter(part, counts=False)
 
@@ -128,14 +407,27 @@ class LoopAdapter(LoopSteps):
 
     def fetch_begins(self, source: Any) -> None:
         """A DataLoader's iterator, or ``batches``, is asked for a batch."""
-        fetches = self._fetches
-        if fetches.asked() is not source:
-            names = self._name(source), self._name(loader_of(source))
-            fetches.asked, fetches.asked_names = weakref.ref(source), names
-        names, grads = fetches.asked_names, torch.is_grad_enabled()
-        feeds = names[0] in self._machine.known.feeders
-        training = feeds or any(one.training for one in called_in(self.facts.root))
-        self._repeats.hear(LoopAdapter._apply_fetch, fetches.asked, names, grads, training)
+        steps, fetches, run = self._steps, self._fetches, self.run
+        if steps.inside.fetches or steps.inside.left_out:
+            steps.inside.fetches += 1
+            return
+        if self._in_update:  # otherwise its closure fetches; no optimizer's step runs here: this one has raised
+            self._update_is_over()
+        if is_new := fetches.asked() is not source:
+            fetches.asked = weakref.ref(source)
+            fetches.names = self._name(source), self._name(loader_of(source))
+        training = fetches.names[0] in steps.known.feeders or any(one.training for one in called_in(self.facts.root))
+        part = steps.fetch_begins(*fetches.names, grads=torch.is_grad_enabled(), training=training)
+        if steps.ended is not None or steps.away is not bool(run.between):
+            self._follow()
+        fetches.waits = part == "step"
+        if part != "step":
+            return
+        if is_new:
+            self._known.workers = workers_of(source) if self._known.workers is None else self._known.workers
+            settle = steps_to_settle(batches_ahead=fetched_ahead(source), batches_a_step=self._known.accumulate)
+            run.window.recorder.settle_for(settle)
+        run.fetch_begins()
 
     def _name(self, one: object) -> int:
         """A number for an object that a loop's events are of, which is not held."""
@@ -143,16 +435,26 @@ class LoopAdapter(LoopSteps):
 
     def fetch_ends(self, batch: Any, *, handed_out: bool = False) -> None:
         """A fetch has brought *batch*, which ``batches`` has *handed_out*, or None: the loader is at its end."""
-        tokens, known = None, self._known
-        # A fetch that is left out was one for a step.
-        is_used = (self._fetches.waits or self._repeats.at is not None) and batch is not None and not handed_out
-        if is_used and known.reads_fetched and self.run.tokens.reads:
-            tokens = self.run.tokens.of(batch)
-        if known.keeps_batches:
-            self._repeats.spoil()
-        shapes, self._read = self._fetches.brings(batch), (batch,)
-        self._repeats.hear(LoopAdapter._apply_fetch_end, batch is None, shapes, self._fetches.sizes, handed_out, tokens)
-        self._read = ()
+        steps, fetches, (source, loader) = self._steps, self._fetches, self._fetches.names
+        if steps.inside.fetches > 1 or steps.inside.left_out:
+            steps.fetch_fails()
+            return
+        waits, fetches.waits = fetches.waits, False
+        if waits:
+            self.run.fetch_ends()
+        if not waits or batch is None:
+            steps.fetch_fails(source, over=batch is None)
+            return
+        shapes = fetches.brings(batch)
+        steps.fetch_ends(source, *fetches.sizes, loader=loader, explicit=handed_out)
+        if handed_out and HIDDEN_SHAPE not in shapes:  # otherwise they are those of what the model gets
+            fetches.handed = _MicroStep(shapes, given=batch if self._known.keeps_batches else ())
+        if self.counts_at_fetch and not (steps.step.computed or shapes in fetches.learned):
+            self._may_count(shapes)  # before anything computes on it
+            if self.run.window.recorder.counting:
+                fetches.learned.add(shapes)
+        if self._known.reads_fetched and not handed_out:
+            self.run.tokens.fetch(batch)
 
     # ---- what the loop says itself
 
@@ -183,7 +485,11 @@ class LoopAdapter(LoopSteps):
     @safe
     def end_step(self, *, updated: bool | None = None) -> None:
         """A batch is through, and with it a step, if it was *updated*; None: if an optimizer's step was seen."""
-        self._repeats.hear(LoopAdapter._apply_mark, updated)
+        running = self._running
+        running.updates = running.updates if updated is None else int(updated)
+        running.inputs.clear()  # what is trained on once more from here on is a batch of its own
+        self._steps.mark(updated=updated)
+        self._follow()
 
     @safe
     def finish(self, error: BaseException | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from torch import nn
 from lightning_flops.measure.module_hooks import around_compilations, around_scripting
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private.needed import hide
-from lightning_flops.measure.torch_private.optional import iterator_class, leave_compiled_code, was_used
+from lightning_flops.measure.torch_private.optional import CLIPS, iterator_class, leave_compiled_code, was_used
 from lightning_flops.run.run import failed
 from lightning_flops.signals import Undo
 
@@ -44,6 +45,10 @@ class Hook:
 
 
 hide(Hook.__call__)
+
+
+def nothing(*_: Any) -> None:
+    """Hear of nothing, as where torch calls no hook after a step that has raised."""
 
 
 def hear(
@@ -125,3 +130,15 @@ def hear_fetches(listener: Any, undo: Undo) -> None:
     if iterator_class is not None:
         heard: Any = type(listener)
         hear(listener, iterator_class, "__next__", undo, begins=heard.fetch_begins, ends=heard.fetch_ends)
+
+
+def hear_around_updates(
+    listener: Any, updated: Iterable[Any], undo: Undo, *, begins: Callable[..., None], ends: Callable[..., None]
+) -> None:
+    """Hear what belongs to an update and is none: clipping, and dropping gradients of what is *updated*, or updates."""
+    names = "zero_grad", "clip_grad_norm_"  # as FSDP's models have it
+    own = [(type(one), name, one) for one in updated for name in names]
+    accelerator = getattr(sys.modules.get("accelerate"), "Accelerator", object)
+    for owner, name, of in [*own, *((*one, None) for one in [*CLIPS, (accelerator, "clip_grad_norm_")])]:
+        if hasattr(owner, name):
+            hear(listener, owner, name, undo, begins=begins, ends=ends, of=of)

@@ -184,18 +184,16 @@ class StepFlops:
         self.schedule.took(seconds, uncounted=0)
         self._recent = self._missed(_RECENT)
 
-    def ran(
-        self, batches: Batches, tokens: Tokens, updates: int, *, seconds: float, steps: int = 1, profiled: bool = False
-    ) -> None:
-        """So many alike *steps* ran that were not counted; *profiled* ones were slowed down, and are in no rate."""
+    def ran(self, batches: Batches, tokens: Tokens, updates: int, *, seconds: float, profiled: bool = False) -> None:
+        """A step ran that was not counted; a *profiled* one was slowed down, and is in no rate."""
         shape, real, squares = _shape(batches, tokens, updates)
         for into in (self._slowed,) if profiled else (self._usual, self._unread):
-            number, reals, all_squares = into.groups.get(shape, (0, 0, 0))
-            into.groups[shape] = number + steps, reals + steps * real, all_squares + steps * squares
+            steps, reals, all_squares = into.groups.get(shape, (0, 0, 0))
+            into.groups[shape] = steps + 1, reals + real, all_squares + squares
             if len(into.groups) > _MOST_SHAPES:
                 self._predict(into)
         if not profiled:
-            self.schedule.took(seconds, uncounted=steps)
+            self.schedule.took(seconds, uncounted=1)
 
     # ---- predictions
 

@@ -95,7 +95,7 @@ class Run:
         if window.step == self.steps_done and not window.is_open:
             window.open(steps_done=self.steps_done)
         may_check = throughput.counts_steps and not window.is_open and window.step != self.steps_done + 1
-        if may_check and throughput.draws_check() and not profiler_is_recording():
+        if may_check and throughput.flops.schedule.draws_check() and not profiler_is_recording():
             throughput.step.random = True
             if (
                 not self.adapter.facts.ends_when_dropped
@@ -109,7 +109,7 @@ class Run:
         window, throughput = self.window, self.throughput
         if window.is_open or throughput.step.batches or window.scope is not None or self.outside_of:
             return
-        wants = throughput.step.random or throughput.wants(shapes, tokens)
+        wants = throughput.step.random or throughput.flops.wants(shapes, tokens)
         if throughput.counts_steps and wants and not profiler_is_recording():
             window.recorder.sample(steps_done=self.steps_done)
             self._follow()

@@ -31,9 +31,8 @@ from lightning_flops.run.adapter import Adapter
 from lightning_flops.schema.profile import ThroughputSummary
 
 _MOST_STRETCHES = 64
-_MOST_APART = 64  # batches, or steps, that are not added up yet: one by one it costs each step as much again
+_MOST_APART = 64  # batches that are not added up yet: one by one it costs each step as much again
 
-Key = tuple[Batches, Tokens, int]  # what a step computed on, and its updates
 Batch = tuple[Any, Shapes, BatchTokens | None]  # what the loop gave the model, its shapes, its tokens
 
 
@@ -223,12 +222,9 @@ class Throughput:
         self.counts_steps = config.monitor and not config.timer_only  # those outside of windows, too
         self.config = config
         self._context = adapter.context()
-        self._flops = StepFlops(seed=seed_of_run(self._context.world_size))
-        self.draws_check, self.wants = self._flops.schedule.draws_check, self._flops.wants
-        self._alike: tuple[Key, bool] = ((), (), 0), False  # of the latest uncounted steps, which are not noted yet
-        self._seconds: list[float] = []  # of each of them
+        self.flops = StepFlops(seed=seed_of_run(self._context.world_size))
         self._measured = measured_peaks(self._context.host, self._context.device_name)
-        self._of_window: dict[int, Key] = {}  # what the steps of the open window computed on
+        self._of_window: dict[int, tuple[Batches, Tokens, int]] = {}  # what the steps of the open window computed on
         self._meter = BatchMeter(
             batch_size=config.batch_size,
             tokens_per_sample=config.tokens_per_sample,
@@ -298,21 +294,7 @@ class Throughput:
                 lower_bound=counted.lower_bound,
             )
         elif self.counts_steps:
-            if self._alike != (alike := (key, step.profiled)) or len(self._seconds) == _MOST_APART:
-                self._add_up()
-                self._alike = alike
-            self._seconds.append(seconds)
-
-    def _add_up(self) -> None:
-        if seconds := self._seconds:
-            (key, profiled), self._seconds = self._alike, []
-            self._flops.ran(*key, steps=len(seconds), seconds=sum(seconds), profiled=profiled)
-
-    @property
-    def flops(self) -> StepFlops:
-        """FLOPs of all steps so far."""
-        self._add_up()
-        return self._flops
+            self.flops.ran(*key, seconds=seconds, profiled=step.profiled)
 
     def predicted(self, steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
         """The *steps* that a window has timed, which ends here, with their FLOPs by the run's formula."""
