@@ -189,14 +189,15 @@ class Delivery:
         *traces* keeps the files of its traces.
         """
         self._latest = made = threading.Event()
-        make = partial(self._make, record, traces, step, at, made)
+        make = partial(self._make, record, [traces], step, at, made)
         self.worker.submit(make, f"the report of step {record.profile_step}")
 
-    def _make(self, record: WindowRecord, traces: object, step: int, at: int, made: threading.Event) -> None:
+    def _make(self, record: WindowRecord, traces: list[object], step: int, at: int, made: threading.Event) -> None:
         """Analyze a window and report it, of all ranks if this is the first of several, on the worker's thread."""
         ranks = self._ranks
         try:
             profile = profile_of_window(record, config=self._config, warns=self._is_first)
+            traces.clear()  # what keeps them has the user's model, which may go while other ranks are awaited
             profile = replace(profile, report_step=step)
             if self._is_first:
                 word, line = profile.context.step_word, figures(profile)

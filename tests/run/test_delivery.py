@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -286,6 +287,30 @@ def test_the_worker_waits_for_other_ranks_reads_and_merges_and_the_training_thre
     assert merged_on == ["lightning_flops"]
     (profile,) = profiler.profiles
     assert profile.ranks is not None and profile.ranks.absences == {"it is a test's": (1,)}
+
+
+def test_the_model_of_a_run_that_was_dropped_is_free_while_other_ranks_are_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with rank_0_of_two(monkeypatch) as (_, one):
+        net = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        profiler = profile_training(net, optimizer, **SETTINGS)
+        profiler.start()
+        for rows in rows_of(CLOSES_AFTER + 2):
+            net(rows).sum().backward()
+            optimizer.step()
+        run, profiles, alive = profiler.run, profiler._profiles, weakref.ref(net)
+        while not run.delivery.worker.is_paused:
+            time.sleep(0.01)
+        run.finish(waits=False)
+        profiler._end_run()
+        del net, optimizer, run, profiler
+        gc.collect()
+        assert alive() is None
+        one.say_absent(1, "it is a test's")
+        finish_dropped()
+        assert [one.ranks is not None for one in profiles] == [True]
 
 
 def test_a_wait_for_other_ranks_slows_no_batch_down_and_lets_no_window_be_timed() -> None:
