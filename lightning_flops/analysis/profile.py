@@ -272,16 +272,17 @@ def _typical_ratio(timed: Sequence[StepRecord], predicted: Sequence[BucketFlops]
 
 
 def _flops_by_dtype(spent: Mapping[tuple[str, str], tuple[int, int]]) -> tuple[DtypeFlops, ...]:
-    """FLOPs in each dtype that has any, most first, of those of each phase and dtype and what of them is skipped."""
+    """FLOPs in each dtype that the model has any in, most first, of those *spent* and what of them is skipped."""
+    of_model = [key for key in spent if spent[key][0] and key[0] != "outside"]
     found = (
         DtypeFlops(
             dtype=dtype,
             model=sum(spent[key][0] for key in keys if key[0] in _OF_MODEL),
-            hardware=sum(spent[key][0] for key in keys if key[0] != "outside"),
+            hardware=sum(spent[key][0] for key in keys),
             executed=sum(spent[key][0] - spent[key][1] for key in keys),
             executed_model=sum(spent[key][0] - spent[key][1] for key in keys if key[0] in _OF_MODEL),
         )
-        for dtype, keys in grouped((key for key in spent if spent[key][0]), lambda key: key[1]).items()
+        for dtype, keys in grouped(of_model, lambda key: key[1]).items()
     )
     return tuple(sorted(found, key=lambda one: (-one.hardware, one.dtype)))
 

@@ -77,7 +77,7 @@ class DtypeFlops:
     dtype: str  #: Effective dtype of the arithmetic, such as ``bfloat16`` or ``tf32``.
     model: int  #: Forward + backward.
     hardware: int  #: Model FLOPs, recompute and optimizer.
-    executed: int  #: What the kernels execute of all phases: masked attention that they skip is left out.
+    executed: int  #: What the kernels execute of these: masked attention that they skip is left out.
     executed_model: int  #: What the kernels execute of forward + backward.
 
 

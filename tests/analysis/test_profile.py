@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import FlopRecord, PhaseBytes, PhaseSeconds, TimePhase, WindowRecord
+from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseBytes, PhaseSeconds, TimePhase, WindowRecord
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Budget, BudgetKey, Rates
@@ -332,6 +332,19 @@ def test_attention_that_is_not_executed_takes_no_time_below_zero() -> None:
     # Kernels take 26 ms of the forward's 30, and 53.5 fill the 50 of the backward; the optimizer's 10 are not traced.
     assert found["idle"] == 4_000_000
     assert found["compute"] == 26_000_000 + 50_000_000 + 10_000_000 - 23_846_154 - 76_923
+
+
+def test_flops_outside_the_model_are_in_the_row_of_their_time() -> None:
+    # The products of a callback, whose time is in other: at the peak they would take 3 ms of the model's 16.
+    window = windows.mlp_window()
+    cells = [
+        OperatorCell(module=OUTSIDE, phase="outside", operator="aten.mm", dtype=dtype, flops=2_100_000_000)
+        for dtype in ("float32", "float64")
+    ]
+    flops = replace(window.flops, cells=(*window.flops.cells, *cells))
+    alone, beside = (build_profile(one, config=PEAK) for one in (window, replace(window, flops=flops)))
+    assert (beside.flops.outside, beside.flops.hardware) == (4_200_000_000, alone.flops.hardware)
+    assert (beside.budget, beside.dtypes, beside.rates) == (alone.budget, alone.dtypes, alone.rates)
 
 
 def test_flops_that_took_less_time_than_at_the_peak_give_no_row() -> None:
