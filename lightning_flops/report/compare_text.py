@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -81,12 +82,10 @@ def _next_command(comparison: Comparison) -> str:
     """What decides a comparison that one run a side leaves open; empty where nothing is open, or it cannot help."""
     a, b, noise = comparison.a, comparison.b, comparison.step.noise_ns
     is_open = comparison.kind == "profiles" and not (comparison.has_several_runs or comparison.is_told)
-    if noise is None or not is_open or a.starved or b.starved:
-        return ""
-    return (
-        "One run a side leaves it open: run each program again, with log_dir A2 and B2; "
-        f"`lightning-flops compare {a.source} A2 -- {b.source} B2` decides."
-    )
+    if noise is None or not is_open or a.starved or b.starved or (a.source, b.source) == ("A", "B"):
+        return ""  # profiles that a program compares have no files
+    command = shlex.join(["lightning-flops", "compare", a.source, "A2", "--", b.source, "B2"])
+    return f"One run a side leaves it open: run each program again, with log_dir A2 and B2; `{command}` decides."
 
 
 def _by_noise(comparison: Comparison) -> str:

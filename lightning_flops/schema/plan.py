@@ -191,7 +191,7 @@ class SizedFlops(PhaseFlops):
 class FormulaReport(codec.Json):
     """The formula, what it rests on, and the FLOPs of the sizes that were asked for."""
 
-    VERSION = 4
+    VERSION = 5
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     reason: str | None  #: Why there is no formula, and every size is counted by itself; None if there is one.
     sizes: tuple[FormulaSize, ...]  #: Empty without a formula.

@@ -247,7 +247,7 @@ class TraceReport:
 class TracesReport(codec.Json):
     """The reports of one trace for each rank, and the ranks side by side."""
 
-    VERSION = 12
+    VERSION = 13
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     traces: tuple[TraceReport, ...]  #: Report of each trace, by rank.
     ranks: RankComparison | None  #: Ranks side by side; None for a single trace.

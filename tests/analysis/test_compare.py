@@ -190,6 +190,12 @@ def test_other_programs_on_the_processors_leave_a_difference_unexplained() -> No
     assert compare_profiles(run(context=windows.A100), on_gpu).is_told
 
 
+def test_the_next_command_can_be_pasted_and_is_of_files_alone() -> None:
+    of_files = compare_profiles(run(), run(), sources=("my logs/profile.json", "b"))
+    assert "`lightning-flops compare 'my logs/profile.json' A2 -- b B2` decides." in " ".join(str(of_files).split())
+    assert "decides" not in str(compare_profiles(run(), run()))
+
+
 def test_of_several_runs_a_side_noise_is_that_between_the_runs() -> None:
     def runs(*forward_ms: float, act: float = 0.5) -> list[Profile]:
         traced = traced_step({**FORWARD_MS, "act": act}, BACKWARD_MS)
