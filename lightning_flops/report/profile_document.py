@@ -128,6 +128,8 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     """What the time of a step went to; the rows add up to the step."""
     other_labels: dict[BudgetKey, tuple[object, str]] = {
         "model": (profile.flops.skipped, "model FLOPs that kernels execute, at the peak"),
+        # The time of what is outside the model is in "other".
+        "other_flops": (profile.flops.outside, "recomputed and optimizer's FLOPs at the peak"),
         # No trace divides what is in "compute".
         "compute": (budget.rows_ns["operators"] is None, "all phases beyond these"),
     }

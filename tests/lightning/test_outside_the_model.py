@@ -51,6 +51,7 @@ def test_in_a_loop_the_loss_is_forward_and_what_precedes_and_follows_it_is_not(l
     assert profile.flops.hardware == profile.flops.model == profile.flops.forward + profile.flops.backward
     assert profile.flops.executed == profile.flops.model + profile.flops.outside
     assert ("in addition outside the model" in " ".join(str(profile).split())) is logs
+    assert ("all other FLOPs at the peak" in str(profile)) is not logs
     assert profiler.throughput is not None
     assert profiler.throughput.model_flops == 20 * profile.flops.model == profiler.throughput.hardware_flops
 
