@@ -209,10 +209,11 @@ def test_an_occupancy_of_zero_is_worked_out_from_the_launch() -> None:
     # With few registers two blocks of 74 KB fit into 164 KB; with 54 blocks half a block a multiprocessor is there.
     assert occupancy(A100, **{"registers per thread": 32, "shared memory": 75000}) == 25
     assert occupancy(A100, grid=[54, 1, 1]) == 6.25
-    # A block of 1,024 threads fits twice into 64 warps; what the file does not say of a launch sets no limit.
-    assert (
-        occupancy(A100, **{"block": [1024], "grid": "N/A", "registers per thread": None, "shared memory": 50000}) == 100
-    )
+    # 24 warps fit twice into 64; 41 registers are given as 48, so that one block is left; one runs, whatever it takes.
+    small: dict[str, Any] = {"block": [768], "registers per thread": None, "shared memory": 50000}
+    assert occupancy(A100, **small) == occupancy(A100, **small, grid="N/A") == 75
+    assert occupancy(A100, **{**small, "registers per thread": 41}) == 37.5
+    assert occupancy(A100, **{**small, "registers per thread": 255, "block": [1024]}) == 50
     assert (occupancy(), occupancy({"id": 0, "numSms": 108}), occupancy(A100, block=[])) == (None, None, None)
     # With less shared memory 0 is what a small grid rounds to.
     assert [occupancy(A100, **{"shared memory": size}) for size in (1024, 48 << 10, None)] == [0, 0, 0]
