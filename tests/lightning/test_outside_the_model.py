@@ -56,6 +56,25 @@ def test_in_a_loop_the_loss_is_forward_and_what_precedes_and_follows_it_is_not(l
     assert profiler.throughput.model_flops == 20 * profile.flops.model == profiler.throughput.hardware_flops
 
 
+def test_the_loss_in_a_closure_is_forward(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False))
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3, tolerance_grad=0, tolerance_change=0)
+    with profile_training(net, optimizer, profile_step=1, log_dir=tmp_path) as profiler:
+        for (batch,) in rows():
+
+            def closure(batch: Tensor = batch) -> Tensor:
+                optimizer.zero_grad()
+                out = net(batch)
+                loss: Tensor = (out @ out.T).square().sum() / 1e4
+                loss.backward()  # type: ignore[no-untyped-call]
+                return loss
+
+            optimizer.step(closure)  # type: ignore[no-untyped-call]  # three times
+    profile = profile_of(profiler)
+    assert (profile.flops.forward, profile.flops.backward) == (3 * (LAYER + ALIKE), 3 * (LAYER + 2 * ALIKE))
+    assert {one.operator for one in profile.operators if one.flops.optimizer} == {"aten.dot"}
+
+
 class Net(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()

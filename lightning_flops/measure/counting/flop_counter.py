@@ -57,6 +57,7 @@ from lightning_flops.records import OUTSIDE, BucketFlops, FlopPhase, FlopRecord,
 from lightning_flops.signals import Undo
 
 CausalAttention = Literal["full", "half"]
+_LOSS = object()  # owns what follows a forward in an optimizer's closure, up to its backward
 
 
 class FlopCounter:
@@ -272,6 +273,8 @@ class FlopCounter:
         name = running.place.module
         if name in self._totals.unread:
             self._totals.read(name, tensors_in((output,)))
+        if state.stack[-1].place.phase == "optimizer" and torch.is_grad_enabled():
+            state.push(OUTSIDE, "forward", _LOSS)
         if state.task() == NO_GRAPH_TASK:
             if 0 < running.start < end and running.task == NO_GRAPH_TASK:
                 state.nodes.graphs.append((name, running.start, end))
@@ -288,6 +291,7 @@ class FlopCounter:
 
     def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> patches.Ends | None:
         """A backward begins; that of another Python thread is counted if it comes to a parameter of the root."""
+        self._on_leave(_LOSS)
         pushes = not self._mode.is_on()
         parameters = () if self._root is None or not pushes else self._root.parameters()
         if pushes and (graph_task_id() != NO_GRAPH_TASK or not reaches(roots, frozenset(map(id, parameters)))):
