@@ -276,7 +276,9 @@ class FlopCounter:
         if state.stack[-1].place.phase == "optimizer" and torch.is_grad_enabled():
             state.push(OUTSIDE, "forward", _LOSS)
         if state.task() == NO_GRAPH_TASK:
-            if 0 < running.start < end and running.task == NO_GRAPH_TASK:
+            # A reentrant checkpoint numbers a node also where none is made.
+            makes_graph = torch.is_grad_enabled() and 0 < running.start < end
+            if makes_graph and running.task == NO_GRAPH_TASK:
                 state.nodes.graphs.append((name, running.start, end))
             if len(state.stack) == 1 and not state.entered:  # it was a thread of its own
                 remove(self._mode)

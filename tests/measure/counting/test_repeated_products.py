@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 
@@ -79,6 +80,24 @@ def test_a_forward_with_gradients_that_no_backward_used_is_known() -> None:
             net(rows)
         loss.backward()
     assert counter.record().unused_calls == {"": 1, "0": 1, "1": 1, "2": 1}
+
+
+def test_a_reentrant_checkpoint_in_a_forward_without_gradients_is_no_unused_forward() -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, rows: torch.Tensor) -> Any:
+            return self.head(checkpoint(self.part, rows, use_reentrant=True))
+
+    model, rows = Stack(), torch.randn(3, 4, requires_grad=True)
+    counter = FlopCounter(model)
+    with counter:
+        model(rows).sum().backward()
+        with torch.no_grad():
+            model(rows)  # for a metric
+    assert counter.record().unused_calls == {}
 
 
 @pytest.mark.parametrize("how", ["fused", "foreach"])
