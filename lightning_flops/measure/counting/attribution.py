@@ -150,10 +150,9 @@ class Shared:
         return found
 
 
-class ThreadState(threading.local):
-    """What runs on each thread: CUDA's device threads run backwards, and number nodes of their own."""
+class ThreadState:
+    """What runs on one thread."""
 
-    # Python calls this again on each further thread that asks for an attribute, with the same arguments.
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
         self.entered = 0  #: How many times the counter is entered on this thread.
@@ -234,6 +233,17 @@ class ThreadState(threading.local):
             self.mark()
         is_repeated = is_repeated and not self._backward.create_graph
         return Place(maker.module, "recompute" if is_repeated else "backward", maker.stands)
+
+
+class Threads(threading.local):
+    """The state of each thread: CUDA's device threads run backwards, and number nodes of their own.
+
+    An attribute of this costs much more than one of a state.
+    """
+
+    # Python calls this again on each further thread that asks for an attribute, with the same arguments.
+    def __init__(self, shared: Shared) -> None:
+        self.state = ThreadState(shared)
 
 
 def reaches(roots: Iterable[Any], leaves: Set[int]) -> bool:

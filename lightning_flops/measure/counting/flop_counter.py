@@ -22,7 +22,7 @@ from lightning_flops.measure.counting.attribution import (
     Backward,
     Place,
     Shared,
-    ThreadState,
+    Threads,
     Totals,
     reaches,
     tf32_operators,
@@ -89,8 +89,8 @@ class FlopCounter:
         self._names = ModuleNames(root)
         self._totals = Totals()
         self.flops = self._totals.flops  #: By phase and dtype so far, on all threads.
-        self._state = ThreadState(Shared(Place(OUTSIDE if root is None else "")))
-        self._mode = CountingMode(self._names, self._state, self._totals, lives, halves=causal_attention == "half")
+        self._threads = Threads(Shared(Place(OUTSIDE if root is None else "")))
+        self._mode = CountingMode(self._names, self._threads, self._totals, lives, halves=causal_attention == "half")
         self._lock = threading.RLock()
         self._flag = FlagOfModes()
         self._undo = Undo()  #: Removes everything that this counter puts on torch, when no thread is inside any more.
@@ -106,7 +106,7 @@ class FlopCounter:
             Exception: whatever fails here; nothing of ours is then left on torch.
         """
         require_all()
-        state = self._state
+        state = self._threads.state
         with self._lock:
             is_first = not state.shared.entered
             state.entered += 1
@@ -131,7 +131,7 @@ class FlopCounter:
         patches.guarded(partial(self._totals.failed, "the end of counting"), self._leave)
 
     def _leave(self) -> None:
-        state, entered = self._state, self._state.shared.entered
+        state, entered = self._threads.state, self._threads.state.shared.entered
         with self._lock:
             if entered and not state.entered:
                 return  # where no thread is inside we go on: an interrupt may have left something of an earlier end
@@ -151,7 +151,8 @@ class FlopCounter:
 
     def _resume(self) -> None:
         """Has this thread's operators counted; on the stack twice, the mode would count twice."""
-        if self._state.entered and not self._state.paused and not is_pushed(self._mode):
+        state = self._threads.state
+        if state.entered and not state.paused and not is_pushed(self._mode):
             # A step may begin inside a mode of the user's, and end outside of it.
             push(self._mode, under_others=True)
 
@@ -206,7 +207,7 @@ class FlopCounter:
 
     def pause(self) -> Undo:
         """Until this is undone, nothing on this thread is counted: for data loading, metrics, logging."""
-        state, undo = self._state, Undo()
+        state, undo = self._threads.state, Undo()
         undo.callback(self._resume)
         undo.callback(setattr, state, "paused", state.paused)
         state.paused += 1
@@ -215,7 +216,7 @@ class FlopCounter:
 
     def in_root(self) -> Undo:
         """Until then, work outside of module calls is the root's: for a ``training_step``, which is no module call."""
-        return self._running(self._state.shared.unknown.module, "forward")
+        return self._running(self._threads.state.shared.unknown.module, "forward")
 
     def in_optimizer(self) -> Undo:
         """Until then, work is the optimizer's: for engines whose steps do not fire torch's optimizer hooks."""
@@ -224,7 +225,7 @@ class FlopCounter:
     def _running(self, module: str, phase: FlopPhase) -> Undo:
         undo = Undo()
         undo.callback(self._on_leave, undo)
-        self._state.push(module, phase, undo)
+        self._threads.state.push(module, phase, undo)
         return undo
 
     def decide(self, *, is_forward: bool) -> None:
@@ -237,12 +238,13 @@ class FlopCounter:
 
     def settle(self) -> None:
         """No backward will go through what has run."""
-        self._totals.settle(set().union(*(one.ran for one in self._state.shared.tables)))
+        self._totals.settle(set().union(*(one.ran for one in self._threads.state.shared.tables)))
 
     # ---- hooks. They run in the user's step: what they raise is noted for the report
 
     def _on_module_enter(self, module: nn.Module, args: Any) -> None:
-        state, caller = self._state, self._state.stack[-1]
+        state = self._threads.state
+        caller = state.stack[-1]
         # In this order: a backward that another thread runs is not ours to be asked for.
         is_seen = self._mode.is_on() and not state.paused and state.task() == NO_GRAPH_TASK
         if is_seen and self._looks is not None and not torch.is_grad_enabled() and _is_loop(caller.owner):
@@ -267,7 +269,7 @@ class FlopCounter:
         state.push(name, "forward", module, start=0 if is_copy else sequence_number())
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        state, end = self._state, sequence_number()
+        state, end = self._threads.state, sequence_number()
         if (running := state.leave(module)) is None:
             return
         name = running.place.module
@@ -286,10 +288,10 @@ class FlopCounter:
     def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._on_leave(optimizer)  # its last step may have raised, and then no hook is called
         if self._mode.is_on():
-            self._state.push(OUTSIDE, "optimizer", optimizer)
+            self._threads.state.push(OUTSIDE, "optimizer", optimizer)
 
     def _on_leave(self, owner: Any, *_: Any) -> None:
-        self._state.leave(owner)
+        self._threads.state.leave(owner)
 
     def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> patches.Ends | None:
         """A backward begins; that of another Python thread is counted if it comes to a parameter of the root."""
@@ -298,13 +300,13 @@ class FlopCounter:
         parameters = () if self._root is None or not pushes else self._root.parameters()
         if pushes and (graph_task_id() != NO_GRAPH_TASK or not reaches(roots, frozenset(map(id, parameters)))):
             return None
-        call = Backward(self._state.nodes, create_graph=len(options) > 1 and bool(options[1]))
-        self._state.shared.backwards.append(call)
+        call = Backward(self._threads.state.nodes, create_graph=len(options) > 1 and bool(options[1]))
+        self._threads.state.shared.backwards.append(call)
         if pushes:
             push(self._mode)
 
         def ends(result: Any, error: BaseException | None) -> None:
-            self._state.shared.backwards.remove(call)
+            self._threads.state.shared.backwards.remove(call)
             if pushes:
                 remove(self._mode)
 
@@ -315,9 +317,9 @@ class FlopCounter:
     def _repetition_begins(self, manager: Any) -> None:
         """Grad is enabled, inside a backward so that a part of a forward is repeated."""
         if graph_task_id() != NO_GRAPH_TASK and getattr(manager, "mode", True) and self._mode.is_on():
-            place, around = self._state.place(True), self._state.stack[-1].place
+            place, around = self._threads.state.place(True), self._threads.state.stack[-1].place
             phase: FlopPhase = "forward" if place.phase == "backward" else place.phase
-            self._state.push(place.module, phase, manager, stands=place.stands and place is not around)
+            self._threads.state.push(place.module, phase, manager, stands=place.stands and place is not around)
 
     # ---- results
 
@@ -332,7 +334,7 @@ class FlopCounter:
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
-        return replace(self._totals.record(), unused_calls=self._state.shared.unused_calls())
+        return replace(self._totals.record(), unused_calls=self._threads.state.shared.unused_calls())
 
 
 def _is_loop(owner: Any) -> bool:

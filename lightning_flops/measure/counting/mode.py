@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import is_grad_enabled, nn
 
-from lightning_flops.measure.counting.attribution import Place, ThreadState, Totals, operands
+from lightning_flops.measure.counting.attribution import Place, Threads, Totals, operands
 from lightning_flops.measure.counting.compiled import (
     Product,
     lines_that_repeat,
@@ -83,10 +83,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operator, then adds what it cost where the thread's state says."""
 
     def __init__(
-        self, names: ModuleNames, state: ThreadState, totals: Totals, lives: TensorLives | None, *, halves: bool
+        self, names: ModuleNames, threads: Threads, totals: Totals, lives: TensorLives | None, *, halves: bool
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._names, self._state, self._totals = names, state, totals
+        self._names, self._threads, self._totals = names, threads, totals
         self._lives, self._halves_causal = lives, halves
         self._operator_failed = partial(totals.failed, "an operator")
         self._failing: set[str] = set()
@@ -135,7 +135,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def is_on(self) -> bool:
         """Whether this thread has entered the counter, or runs something now that is counted."""
-        return self._state.entered > 0 or is_pushed(self)
+        return self._threads.state.entered > 0 or is_pushed(self)
 
     def _open(self, operator: Operator, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator whose kernel may be in Python; if nothing is known about it, what it runs is seen."""
@@ -162,7 +162,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, moves: bool = True
     ) -> None:
         """Counts one call, which has run; its bytes too if it *moves* any that no operator inside it did."""
-        state, totals = self._state, self._totals
+        state, totals = self._threads.state, self._totals
         if state.by_graph and operator.counted:
             return
         place = module, phase, stands, _ = state.place(operator.counted)
@@ -216,7 +216,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def _with_node(self, place: Place, args: Any) -> Place:
         """The *place* with the autograd node that a call with *args* has made, where that is asked."""
-        if self._state.stack[-1].owner is not None or not self._totals.divides:
+        if self._threads.state.stack[-1].owner is not None or not self._totals.divides:
             return place
         makes = is_grad_enabled() and any(one.requires_grad for one in tensors_in(args))
         return place._replace(made=sequence_number() - 1 if makes or is_in_function() else -1)
@@ -268,8 +268,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
         What an operator launches is the operator's, which is counted, or listed itself.
         """
-        if not self._state.by_graph and is_pushed(self):
-            place = self._state.place(True)
+        if not self._threads.state.by_graph and is_pushed(self):
+            place = self._threads.state.place(True)
             if not place.stands:
                 self._totals.list(name, self._in_region(place).module, may_have_flops)
 
@@ -284,7 +284,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def graph_runs(self, graph: Any, inputs: Any) -> Ends | None:
         """A graph of inductor's is called, and counted from its text; returns what is called when it has ended."""
-        state, text = self._state, str(getattr(graph, "inductor_post_grad_graph_str", ""))
+        state, text = self._threads.state, str(getattr(graph, "inductor_post_grad_graph_str", ""))
         if state.by_graph or not is_pushed(self):
             return None
         if self._lives is not None:
@@ -322,7 +322,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         return operator, cost, operator.moved(one.args, one.kwargs, one.out), one.repeats
 
     def _count_graph(self, calls: list[GraphCall], is_split: bool) -> None:
-        place = self._with_node(self._in_region(self._state.place(True)), ())
+        place = self._with_node(self._in_region(self._threads.state.place(True)), ())
         if place.stands:
             return
         is_backward = place.phase == "backward"
@@ -342,8 +342,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if name is None or name == place.module:
             return place
         if not is_grad_enabled():  # the region has only one autograd node, and it was made just before
-            self._state.nodes.insert(sequence_number() - 1, Place(name))
-            self._state.mark()
+            self._threads.state.nodes.insert(sequence_number() - 1, Place(name))
+            self._threads.state.mark()
         return place._replace(module=name)
 
     def _note_unread(self, module: str) -> None:
@@ -360,7 +360,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         Returns what is called when it has ended, with its arguments, its keyword arguments, its result and, of a
         module, itself if it has returned.
         """
-        state, owner, start = self._state, object(), sequence_number()
+        state, owner, start = self._threads.state, object(), sequence_number()
         if not is_pushed(self):
             return lambda *call: None
         state.push(*state.place(True)[:2], owner, stands=True)
@@ -373,7 +373,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         return ends
 
     def _function_ran(self, operator: Operator, start: int, *call: Any) -> None:
-        place = self._state.place(bool(call))
+        place = self._threads.state.place(bool(call))
         if not call:
             if operator.name in backwards and current_node() is not None:
                 # A checkpoint ends a repeated forward where it has all it needs: what that cost is not known.
@@ -405,9 +405,9 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         def begins(*_: Any) -> None:
             if is_pushed(self) and graph_task_id() not in tasks:
                 tasks.add(graph_task_id())
-                self._spend(self._state.place(True), its, cost)
+                self._spend(self._threads.state.place(True), its, cost)
 
         for node in made:
             node.register_prehook(partial(guarded, partial(self._totals.failed, "the backward of a module"), begins))
-        self._state.nodes.mark(Place(module, stands=True), start)
-        self._state.mark()
+        self._threads.state.nodes.mark(Place(module, stands=True), start)
+        self._threads.state.mark()

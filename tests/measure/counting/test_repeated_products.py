@@ -132,7 +132,7 @@ def test_what_is_known_of_autograd_nodes_does_not_grow_with_the_steps_and_unused
             if step < 3:
                 model(torch.randn(2, 4))  # no backward follows
             model(torch.randn(2, 4)).sum().backward()
-        nodes = counter._state.shared.tables
+        nodes = counter._threads.state.shared.tables
         kept.append(sum(len(known) for one in nodes for known in (one._starts, one.graphs, one.ran)))
     assert kept[-1] == kept[20] <= kept[10]
     assert counter.record().unused_calls[""] == 3
