@@ -237,8 +237,8 @@ class FlopCounter:
         self._totals.decide(is_forward=is_forward)
 
     def settle(self) -> None:
-        """No backward will go through what has run."""
-        self._totals.settle(set().union(*(one.ran for one in self._threads.state.shared.tables)))
+        """No backward will go through what has run on this thread: others have numbered nodes of their own alike."""
+        self._totals.settle(self._threads.state.nodes.ran)
 
     # ---- hooks. They run in the user's step: what they raise is noted for the report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.torch_private.needed import sequence_number
 
 ROWS, WIDTH, WORDS, CHUNK = 12, 5, 7, 4
 
@@ -98,6 +100,28 @@ def test_a_reentrant_checkpoint_in_a_forward_without_gradients_is_no_unused_forw
         with torch.no_grad():
             model(rows)  # for a metric
     assert counter.record().unused_calls == {}
+
+
+def test_a_backward_on_another_thread_makes_no_forward_of_a_metric_whose_node_has_a_number_of_its_nodes() -> None:
+    model, rows = nn.Linear(4, 4), torch.randn(3, 4)
+    counter = FlopCounter(model)
+    counter.decide(is_forward=True)
+    start = sequence_number()
+
+    def train() -> None:
+        while sequence_number() < start:
+            model.weight.view(-1)
+        (model(rows) * 2).sum().backward()
+
+    with counter:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+        for _ in range(4):
+            model.weight @ rows.t()  # for a metric, with gradients
+        counter.decide(is_forward=False)
+    counter.settle()
+    assert counter.total().outside == 4 * 2 * 4 * 4 * 3
 
 
 @pytest.mark.parametrize("how", ["fused", "foreach"])
