@@ -271,16 +271,16 @@ def _typical_ratio(timed: Sequence[StepRecord], predicted: Sequence[BucketFlops]
     return fmean(spent[place] for place in middle) / fmean(spent) if any(spent) else 1.0
 
 
-def _flops_by_dtype(spent: Mapping[tuple[str, str], tuple[int, int]]) -> tuple[DtypeFlops, ...]:
-    """FLOPs in each dtype that the model has any in, most first, of those *spent* and what of them is skipped."""
-    of_model = [key for key in spent if spent[key][0] and key[0] != "outside"]
+def _flops_by_dtype(costs: Mapping[tuple[str, str], tuple[int, int]]) -> tuple[DtypeFlops, ...]:
+    """FLOPs in each dtype that the model has any in, most first; *costs* are FLOPs and skipped ones by phase and dtype."""
+    of_model = [key for key in costs if costs[key][0] and key[0] != "outside"]
     found = (
         DtypeFlops(
             dtype=dtype,
-            model=sum(spent[key][0] for key in keys if key[0] in _OF_MODEL),
-            hardware=sum(spent[key][0] for key in keys),
-            executed=sum(spent[key][0] - spent[key][1] for key in keys),
-            executed_model=sum(spent[key][0] - spent[key][1] for key in keys if key[0] in _OF_MODEL),
+            model=sum(costs[key][0] for key in keys if key[0] in _OF_MODEL),
+            hardware=sum(costs[key][0] for key in keys),
+            executed=sum(costs[key][0] - costs[key][1] for key in keys),
+            executed_model=sum(costs[key][0] - costs[key][1] for key in keys if key[0] in _OF_MODEL),
         )
         for dtype, keys in grouped(of_model, lambda key: key[1]).items()
     )
