@@ -45,6 +45,7 @@ def build_lines(record: LinesRecord | None, *, timing: TimingProfile | None, on_
                 samples=sum(one.samples for one in found),
                 only_enters=2 * _seconds(one for one in found if one.only_enters) > seconds,
                 in_pieces=_is_in_pieces(found, seconds),
+                is_long=_is_long(found, seconds),
             )
         )
     rows.sort(key=lambda row: -row.seconds)
@@ -59,7 +60,11 @@ def _is_in_pieces(found: Sequence[LineRecord], seconds: float) -> bool:
     """Whether most of the *seconds* of *found* are neither in long calls nor in one function of torch's."""
     by_callee = grouped(found, attrgetter("callee")).items()
     is_one = any(name.startswith("torch.") and _seconds(of) > _MOST * seconds for name, of in by_callee)
-    return not is_one and 2 * sum(one.long_sec for one in found) < seconds
+    return not (is_one or _is_long(found, seconds))
+
+
+def _is_long(found: Iterable[LineRecord], seconds: float) -> bool:
+    return 2 * sum(one.long_sec for one in found) >= seconds > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,8 @@ class Cause:
         if not first.file:
             return first.hook
         also = ", ".join([str(row.line) for row in others if row.seconds > _ALSO * first.seconds][:3])
-        return f"{first.where}{f' (also {also})' if also else ''}: `{first.start}`"
+        before = ", or an operator just before it" if first.is_long else ""
+        return f"{first.where}{f' (also {also})' if also else ''}: `{first.start}`{before}"
 
 
 def causes(lines: LinesProfile | None, is_asked: Callable[[LineProfile], bool]) -> list[Cause]:

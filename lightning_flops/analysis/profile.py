@@ -272,7 +272,7 @@ def _typical_ratio(timed: Sequence[StepRecord], predicted: Sequence[BucketFlops]
 
 
 def _flops_by_dtype(costs: Mapping[tuple[str, str], tuple[int, int]]) -> tuple[DtypeFlops, ...]:
-    """FLOPs in each dtype that the model has any in, most first; *costs* are FLOPs and skipped ones by phase and dtype."""
+    """FLOPs in each dtype that the model has any in, most first; *costs* are FLOPs, and skipped ones."""
     of_model = [key for key in costs if costs[key][0] and key[0] != "outside"]
     found = (
         DtypeFlops(

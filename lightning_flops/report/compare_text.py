@@ -70,7 +70,8 @@ def comparison_headline(comparison: Comparison) -> str:
     of_a, of_b = (duration(ns / _NS) for ns in (step.a_ns, step.b_ns))
     words = f"{which} takes {of_b} in B and {of_a} in A: {_signed(step.difference_ns)}{share}"
     if starved := [letter for letter, side in _sides(comparison).items() if side.starved]:
-        return f"{words}, which decides nothing: {' and '.join(starved)} had to wait for processors."
+        waited = f"{' and '.join(starved)} had to wait for processors"
+        return f"{words}, which decides nothing: {waited}. Run that again where nothing else runs."
     if noise is None:
         return f"{words}; what of it is noise is not known."
     ends = " to ".join(_signed(step.difference_ns + one) for one in (-noise, noise))

@@ -63,9 +63,9 @@ def summary(profile: Profile) -> list[str]:
 
 
 def summary_lines(profile: Profile, view: View = VIEW) -> list[str]:
-    """The summary, four lines at most for each part of it, with a bar of the step's parts."""
+    """The summary, six lines at most for each part of it, with a bar of the step's parts."""
     above, below = (
-        [line for words in said if words for line in view.paragraph(words, rest="  ", most=4)]
+        [line for words in said if words for line in view.paragraph(words, rest="  ", most=6)]
         for said in _said(profile)
     )
     return [*above, *_bar(step_parts(profile)), *below]

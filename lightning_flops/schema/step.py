@@ -174,6 +174,9 @@ class LineProfile(Line):
     share: float | None  #: Share of a typical step; on a device of the sampled one.
     #: Whether most of its time is in many short calls, as in a loop of Python's, and not one call's of torch.
     in_pieces: bool = False
+    #: Whether most of its time is in operators of milliseconds each: Python hears of the signal when one is over, and
+    #: after ``a @ b`` only at the next call, so that it may be of one just before.
+    is_long: bool = False
 
     @property
     def where(self) -> str:

@@ -655,6 +655,14 @@ def test_a_callbacks_long_operator_is_named_though_its_flops_join_its_part_to_th
     assert bool(evidence.shares.get("line")) is rule
 
 
+@pytest.mark.parametrize(("long_sec", "ends"), [(0.3, "`, or an operator just before it"), (0.1, "`")])
+def test_a_line_of_long_operators_may_stand_for_the_one_before(long_sec: float, ends: str) -> None:
+    record = sampled(("other", 3, 0.3, {"long_sec": long_sec}), ("backward", 1, 0.4, {"only_enters": True}))
+    timing = build_timing(windows.mlp_window().timed_steps, mixed_phases=())
+    (cause,) = causes(build_lines(record, timing=timing, on_host=True), lambda row: row.part == "other")
+    assert cause.words.rpartition("`")[1] + cause.words.rpartition("`")[2] == ends
+
+
 # ---- modules that do what a remedy is known for
 
 
