@@ -58,8 +58,8 @@ def notes_on_times(
         names = " and ".join(mixed)
         yield (
             f"In the counted step, work of one phase ran where the loop was in another ({names}), as with "
-            "autograd.grad in a forward, a backward the loop does not see, or a forward in a callback: these times "
-            "cannot be separated, their sum is true."
+            "autograd.grad in a forward, a backward the loop does not see, or a forward in a callback or of a model "
+            "that was not given, such as a teacher: these times cannot be separated, their sum is true."
         )
     if not clocked:
         yield "This device has no clock this profiler can read without stopping it, so no phase was timed."
