@@ -13,16 +13,16 @@ import lightning_flops
 
 PACKAGE = Path(lightning_flops.__file__).parent
 MOST_STATEMENTS = {
-    "(root)": 1_253,
-    "adapters": 2_241,
-    "analysis": 3_150,
-    "commands": 478,
-    "config": 306,
-    "measure": 4_782,
-    "report": 1_733,
-    "run": 1_313,
-    "schema": 970,
-    "sinks": 479,
+    "(root)": 1_218,
+    "adapters": 2_085,
+    "analysis": 3_054,
+    "commands": 476,
+    "config": 287,
+    "measure": 4_526,
+    "report": 1_682,
+    "run": 1_270,
+    "schema": 950,
+    "sinks": 460,
     "trace": 1_740,
 }
 MOST_LINES_OF_A_FILE = 500
@@ -41,7 +41,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 18_445
+    assert sum(MOST_STATEMENTS.values()) <= 17_748
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:
