@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -102,22 +103,28 @@ def with_fabric(profiled: bool) -> dict[str, Any]:
     return {**told(profiler, model), "events": events}
 
 
+BY_THEN = 60
+
+
 def two_windows() -> dict[str, Any]:
-    """Rank 1 takes half a second for the report of its first window, in which some hundred steps go by."""
+    """Rank 1 makes the report of its first window when it has made ``BY_THEN`` steps."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    analyze = delivery.profile_of_window
+    analyze, has_gone_by = delivery.profile_of_window, threading.Event()
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(0.5 * dist_rank())
+        if dist_rank() == 1:
+            has_gone_by.wait(60)
         return analyze(*args, **kwargs)
 
     settings = {**SETTINGS, "profile_step": [1, 12], "timing_steps": 4, "lines": False}
     slow = mock.patch.object(delivery, "profile_of_window", slowly)
     with slow, profile_training(model, optimizer, log_dir="windows", **settings) as profiler:
-        for (rows,) in loader(400):
+        for step, (rows,) in enumerate(loader(400)):
+            if step == BY_THEN:
+                has_gone_by.set()
             time.sleep(0.003)
             model(rows).square().mean().backward()
             optimizer.step()

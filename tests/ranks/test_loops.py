@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.ranks.launching import launch, profile_in
-from tests.ranks.scenarios_loops import BATCH, MIDDLE, NARROW, WIDE
+from tests.ranks.scenarios_loops import BATCH, BY_THEN, MIDDLE, NARROW, WIDE
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -42,6 +42,6 @@ def test_the_loggers_of_fabric_get_the_text() -> None:
 def test_a_second_window_waits_for_the_report_of_the_first_on_every_rank_and_times_the_same_steps() -> None:
     zero, one = launch("tests.ranks.scenarios_loops", ranks=2)("two_windows")
     assert zero["timed"] == one["timed"]
-    (_, (begins, *_)), later = zero["timed"], 12 + 1 + 2
-    assert begins > later + 20  # and not when the loader's queue has drained
+    _, (begins, *_) = zero["timed"]
+    assert begins >= BY_THEN  # and not at 12 + 1 + 2, when the loader's queue has drained
     assert zero["ranks"] == [[0, 1], [0, 1]]
