@@ -169,7 +169,7 @@ class PhaseSeconds:
 
     @property
     def total(self) -> float:
-        """Wall time of the step."""
+        """Wall seconds of the step."""
         return self.data_wait + self.transfer + self.forward + self.backward + self.bubble + self.optimizer + self.other
 
 

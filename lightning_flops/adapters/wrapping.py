@@ -135,7 +135,11 @@ def hear_fetches(listener: Any, undo: Undo) -> None:
 def hear_around_updates(
     listener: Any, updated: Iterable[Any], undo: Undo, *, begins: Callable[..., None], ends: Callable[..., None]
 ) -> None:
-    """Hear what belongs to an update and is none: clipping, and dropping gradients of what is *updated*, or updates."""
+    """Call *begins* and *ends* around what belongs to an update but is not its ``step``, until *undo* is closed.
+
+    That is torch's and accelerate's clipping, and ``zero_grad`` and ``clip_grad_norm_`` of each model and optimizer of
+    *updated*.
+    """
     names = "zero_grad", "clip_grad_norm_"  # as FSDP's models have it
     own = [(type(one), name, one) for one in updated for name in names]
     accelerator = getattr(sys.modules.get("accelerate"), "Accelerator", object)

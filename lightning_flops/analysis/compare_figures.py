@@ -116,7 +116,10 @@ def _t(freedom: int) -> float:
 
 
 def batch_means(steps: Floats) -> Floats:
-    """Means of n^(1/3) neighbouring *steps*, which are alike; at least five of them, if there are as many."""
+    """The *steps*, n times in their order, as means over batches of about n^(1/3) neighbours, which are alike.
+
+    There are at least five batches if there are five steps; steps at the end that fill no batch are left out.
+    """
     length = max(1, min(round(math.pow(len(steps), 1 / 3)), len(steps) // 5))
     means: Floats = steps[: len(steps) // length * length].reshape(-1, length).mean(axis=1)
     return means

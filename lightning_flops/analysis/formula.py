@@ -118,7 +118,7 @@ class Formula:
     # ---- how it is found
 
     def add(self, sizes: Sizes, flops: BucketFlops) -> None:
-        """A step of these *sizes* was counted."""
+        """Learn from a counted step of these *sizes*, whose *flops* are by phase and dtype."""
         flops, known = {key: value for key, value in flops.items() if value}, self.rows.get(sizes)
         if self.refused or known == flops:
             return

@@ -87,7 +87,7 @@ def option(*names: str, **settings: Any) -> Option:
 
 
 def in_forms(what: str) -> tuple[Option, Option]:
-    """The options for *what* the command prints in other forms."""
+    """The options ``--json`` and ``--html FILE``, by which a command prints *what*, its report, in other forms."""
     return (
         option("--json", action="store_true", help=f"print {what} as JSON"),
         option("--html", metavar="FILE", help="write it also as a page, to a path or URL"),

@@ -77,7 +77,7 @@ _MOST_STEPS = 10**6  # of a list: a range may be as long as it likes
 
 
 class Rule(NamedTuple):
-    """Which values a setting may have."""
+    """Which values a setting may have: in words, and as the function that checks and keeps one."""
 
     words: str  # for after "must be" in a message
     kept: Callable[[Any], Any]  # returns a value as it is kept, a copy that no caller changes, or raises a ValueError

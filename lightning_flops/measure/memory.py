@@ -113,9 +113,14 @@ class TensorLives:
         self._begin(storage, "parameters")
 
     def taken(self, states: Iterable[Any], flops: PhaseFlops, batch_size: int | None) -> StepTensors | None:
-        """Every allocation; None where some cannot be seen, as of compiled graphs, or storages that change their sizes.
+        """Every allocation of the step, to divide its peak; None where some cannot be seen.
 
-        *states* are an optimizer's, the rest is as there.
+        That is so where compiled graphs ran, and where storages changed their sizes.
+
+        Args:
+            states: the tensors of the optimizers' states, which were there before the step.
+            flops: what the step cost, by phase.
+            batch_size: samples of the step; None: not known.
         """
         self.hold(states, "optimizer", born=0)
         held = [(reference(), life) for reference, life in list(self._alive.items())]

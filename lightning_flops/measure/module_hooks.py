@@ -140,7 +140,7 @@ def hear_modules(
 
 
 def hear_steps(undo: Undo, begins: Callable[..., None], ends: Callable[..., None], *, failed: Failed) -> None:
-    """Calls *begins* before every step of every optimizer, and *ends* after it, if it has returned, until *undo*.
+    """Calls *begins* before every step of every optimizer, and *ends* after one that returned, until *undo* is closed.
 
     They get the optimizer, and the arguments of its step as a tuple and as a dict. *failed* gets what these two raised.
     Torch calls twice if a subclass's step calls its parent's.

@@ -63,7 +63,7 @@ class Worker:
         self._latest: threading.Thread | None = None  # of the last job
         self._running_since = 0.0
         self.is_paused = False  # the running job waits, and takes no processor time
-        self._paused_sec = 0.0  # how long jobs have
+        self._paused_sec = 0.0  # seconds that jobs have waited so, all together
         self._pid = os.getpid()
         self._given_up = False
 
@@ -107,21 +107,21 @@ class Worker:
         self._missing.remove(what)
 
     def pause(self, sec: float) -> None:
-        """The running job waits for so many seconds, which are not among those that ``finish`` gives it; 0: no more.
+        """Have the running job wait *sec* seconds, which ``finish`` does not take for work; 0.0: it waits no longer.
 
-        Between two pauses it looks whether it is to wait on, which is no work.
+        A job that looks for something again and again, with a pause after each look, is paused until the last one.
         """
-        self._running_since = host_clock.now() + sec
+        self._running_since = host_clock.now() + sec  # its work, if it goes on, begins then
         self.is_paused = sec > 0
         host_clock.sleep(sec)
         self._paused_sec += sec
 
     def finish(self, within_sec: float = 10.0) -> bool:
-        """Wait for all jobs; False: it has said what is missing after *within_sec*."""
-        until = host_clock.now() + within_sec - self._paused_sec
+        """Wait until all jobs are done; False: they worked for over *within_sec*, and the log says what is missing."""
+        until, paused_before = host_clock.now() + within_sec, self._paused_sec
         while not self.is_off and (latest := self._latest) is not None and latest.is_alive():
             latest.join(PAUSE_SEC)
-            if latest.is_alive() and host_clock.now() >= until + self._paused_sec:
+            if latest.is_alive() and host_clock.now() >= until + self._paused_sec - paused_before:
                 self._given_up = True
                 words = "%s could not be written within %s of the run's end; does a file system hang?"
                 logger.warning(words, ", ".join(self._missing), duration(within_sec))
@@ -142,7 +142,7 @@ class Delivery:
         self.worker = Worker()
         self.thread = threading.get_ident()  # the training thread
         self._ready: deque[Callable[[], object]] = deque()  # what the training thread has to give to the loggers
-        self._latest: threading.Event | None = None  # the profile of the window that closed last is there, or lost
+        self._latest: threading.Event | None = None  # is set once the latest closed window's profile is there, or lost
         self._is_first = facts.rank == 0
         self._output = facts.output
         if not self._is_first:
@@ -328,7 +328,7 @@ class ProfiledRun:
         adapter.begin()
 
     def _finish(self, error: BaseException | None = None) -> None:
-        """It is over, or *error* has ended it: report what was measured, and leave nothing of it behind."""
+        """The run is over, or *error* has ended it: report what was measured, and leave nothing of the run behind."""
         try:
             if self._adapter is not None:
                 self._adapter.finish(error)
@@ -336,7 +336,7 @@ class ProfiledRun:
             self._end_run()
 
     def _end_run(self) -> None:
-        """Leave nothing of it behind."""
+        """Close the run, whatever became of its report: nothing of ours is left on the user's objects."""
         adapter, self._adapter = self._adapter, None
         if adapter is not None:
             adapter.run.close()

@@ -74,7 +74,7 @@ class Stretches:
     _wait: float = 0.0
 
     def add(self, seconds: float, wait: float) -> None:
-        """Add a batch."""
+        """Add a batch that took so many *seconds*, of which *wait* seconds were in the data loader."""
         self._batches, self._seconds, self._wait = self._batches + 1, self._seconds + seconds, self._wait + wait
         if self._batches < self.length:
             return
@@ -85,7 +85,7 @@ class Stretches:
             self.sums, self.length = [(one[0] + next_[0], one[1] + next_[1]) for one, next_ in pairs], 2 * self.length
 
     def means(self) -> tuple[tuple[float, float], ...]:
-        """Of one batch in each complete stretch."""
+        """Mean seconds of a batch, and of its wait, in each complete stretch."""
         return tuple((seconds / self.length, wait / self.length) for seconds, wait in self.sums)
 
 
@@ -304,7 +304,10 @@ class Throughput:
         return tuple(replace(one, predicted=found, is_beyond=is_beyond) for one, (found, is_beyond) in pairs)
 
     def read(self, *, prefix: str) -> dict[str, float]:
-        """Scalars of what went by since the last reading, and what its steps cost; none if no batch did."""
+        """Scalars of the batches since the last reading, by tags that begin with *prefix*; none if there was no batch.
+
+        Rates are a second's, over the wall clock; MFU is of what these steps cost.
+        """
         reading, flops = self.monitor.read(), self.flops.reading()
         if reading.seconds is None:
             return {}

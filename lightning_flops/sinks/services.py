@@ -248,7 +248,7 @@ def tab_events(*, tag: str, figures: bytes, packed: bytes, step: int) -> bytes:
 
 
 def event(**content: Any) -> bytes:
-    """One event of an event file, which happens now."""
+    """One event of a TensorBoard event file, as bytes, with the wall clock of now and this *content*."""
     kind = importlib.import_module("tensorboard.compat.proto.event_pb2").Event
     return bytes(kind(wall_time=host_clock.wall_sec(), **content).SerializeToString())
 

@@ -42,7 +42,8 @@ class Place(NamedTuple):
     phase: FlopPhase = "forward"
     #: Whether a formula stands for what runs there: of a function or a module, of whose nodes it counts the backward.
     stands: bool = False
-    #: Of what runs in no module, where it is asked what of it is a forward: the node that the call made, -1 for none.
+    #: Number of the autograd node that the call made, -1 for none. Of a call in no module alone, and where forwards are
+    #: separated from what is outside the model; else None.
     made: int | None = None
 
 
@@ -139,14 +140,17 @@ class Shared:
 
         A graph task runs on the thread that called, and on the engine's own threads, one for each device.
         """
-        running = [one for one in reversed(self.backwards) if one.task in (task, NO_GRAPH_TASK)]
-        # It may have been called before this counter was entered, or by C++.
-        running.append(Backward(nodes, is_grad_enabled()))
-        found = min(running, key=lambda one: (one.task != task, one is running[-1], one.caller is not nodes))
+        # A call that was not heard: it came before this counter was entered, or from C++.
+        unheard = Backward(nodes, is_grad_enabled())
+        heard = [one for one in reversed(self.backwards) if one.task in (task, NO_GRAPH_TASK)]
+        # Best is the call known by this number, then one without a number: first of this thread, then the latest.
+        found = min([*heard, unheard], key=lambda one: (one.task != task, one is unheard, one.caller is not nodes))
         if found.task != task:
-            number, found.task = sequence_number(), task
+            found.task = task
+            # What this thread makes from here on are nodes of this backward itself, which it does not run.
+            own_begin, no_limit = sequence_number(), ACCUMULATES_GRADIENT
             ordered = sorted(self.tables, key=lambda other: other is not found.caller)
-            found.tables = tuple((other, number if other is nodes else ACCUMULATES_GRADIENT) for other in ordered)
+            found.tables = tuple((other, own_begin if other is nodes else no_limit) for other in ordered)
         return found
 
 
@@ -322,10 +326,11 @@ class Totals:
         self._notes: dict[str, None] = {}
         self._failures: set[str] = set()
         self._cells = defaultdict[tuple[str, FlopPhase, str, str], Cell](Cell)
-        #: What runs in no module, by the autograd node that is made, operator and dtype; then what of it is no forward.
+        self.separates_outside = False  #: Whether forwards in no module are separated from what is outside the model.
+        #: What ran in no module, by ``Place.made``, operator and dtype: until ``decide`` says what it is, and then, if
+        #: that was no forward, until ``settle`` knows whether a backward has run its node.
         self._undecided = defaultdict[tuple[int, str, str], Cell](Cell)
         self._outside = defaultdict[tuple[int, str, str], Cell](Cell)
-        self.divides = False  #: Whether it is asked what of that is a forward.
         # By operator: calls, modules, whether any call may have had FLOPs
         self._uncounted: dict[str, tuple[int, frozenset[str], bool]] = {}
 
@@ -359,7 +364,7 @@ class Totals:
                 self.flops[phase, dtype] += flops
 
     def decide(self, *, is_forward: bool) -> None:
-        """Whether what ran in no module, backward or update since this was last said is a forward."""
+        """Say whether what ran in no module, backward or update since the last call of this is a forward."""
         with self._lock:
             for key, cell in self._undecided.items():
                 if is_forward:
@@ -371,7 +376,7 @@ class Totals:
             self._undecided.clear()
 
     def settle(self, ran: Set[int]) -> None:
-        """Of what was in no forward, that is one which made a node that *ran* in a backward."""
+        """Divide what was said to be no forward: whose node *ran* in a backward is one, all else outside the model."""
         with self._lock:
             for (node, operator, dtype), cell in self._outside.items():
                 phase: FlopPhase = "forward" if node in ran else "outside"
@@ -424,7 +429,7 @@ class Totals:
             logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
 
     def record(self) -> FlopRecord:
-        """All of it; what ran in no module, and no part of a step has ended since, is forward."""
+        """All that was counted; what ran in no module since ``decide`` was last called is forward."""
         with self._lock:
             self.decide(is_forward=True)
             unread = sorted((f"{kind}.forward", name) for name, (kind, _) in self.unread.items())

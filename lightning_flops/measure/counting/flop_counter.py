@@ -229,11 +229,11 @@ class FlopCounter:
         return undo
 
     def decide(self, *, is_forward: bool) -> None:
-        """Whether what ran in no module, backward or update since this was last said is a forward: a loss.
+        """Say whether what ran in no module, backward or update since the last call of this is a forward, as a loss is.
 
-        If not, it is one if a backward goes through it, and else, such as a callback's, outside the model.
+        What is said to be none is one if a backward goes through it; else it is outside the model, as a callback's.
         """
-        self._totals.divides = True
+        self._totals.separates_outside = True
         self._totals.decide(is_forward=is_forward)
 
     def settle(self) -> None:
@@ -363,11 +363,12 @@ class PartCounter(Parts):
         super().__init__()
         self._memory = memory
         self.counter = counter  # counts what runs inside of it
-        counter.decide(is_forward=True)  # from here on it is asked
+        counter.decide(is_forward=True)  # from here on forwards are separated from what is outside the model
         self._open: list[tuple[str, Undo]] = []
         self._phase = ""
-        self._seen = self._before_step = Counter[tuple[str, str]]()  # counted until the last look, and the last step
-        self._spent: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)  # what of it each phase did
+        # FLOPs by phase and dtype: until the last look, until the last step ended, and those of each named phase.
+        self._seen = self._before_step = Counter[tuple[str, str]]()
+        self._spent: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
         self.flops = FlopRecord()  # what was counted until the last step ended
         self.phases: dict[str, BucketFlops] = {}  # what of that each phase did
         self.mixed: set[TimePhase] = set()  # phases whose work ran, in part, while the loop was in another of them

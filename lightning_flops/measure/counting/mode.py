@@ -68,11 +68,11 @@ _FORWARDS = ("forward", "recompute")
 
 
 class Cost(NamedTuple):
-    """What a call costs, by phases: FLOPs, and those of them that a mask rules out."""
+    """What a call costs: two numbers each, its FLOPs, and how many of these a mask rules out."""
 
-    dtype: str
-    own: tuple[int, int]  #: Of the running phase.
-    repeated: tuple[int, int] = (0, 0)  #: With which a backward repeats its forward.
+    dtype: str  #: Name of the dtype of its arithmetic.
+    own: tuple[int, int]  #: Of the phase in which it runs.
+    repeated: tuple[int, int] = (0, 0)  #: Of what a backward repeats of its forward, which is recompute.
 
 
 #: A call in a graph: its operator, its cost, the bytes that it reads and writes, and whether it repeats the forward.
@@ -165,7 +165,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         state, totals = self._threads.state, self._totals
         if state.by_graph and operator.counted:
             return
-        place = module, phase, stands, _ = state.place(operator.counted)
+        place = state.place(operator.counted)
+        module, phase, stands, _ = place
         if self._lives is not None:
             reads = (*args, *kwargs.values()) if operator.counts else ()
             self._lives.ran(operator.name, module, phase, tensors_in(reads), tensors_in((out,)))
@@ -215,8 +216,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self._spend(place, operator, cost, moved)
 
     def _with_node(self, place: Place, args: Any) -> Place:
-        """The *place* with the autograd node that a call with *args* has made, where that is asked."""
-        if self._threads.state.stack[-1].owner is not None or not self._totals.divides:
+        """The *place* with the number of the autograd node that a call with *args* has made: see ``Place.made``."""
+        if self._threads.state.stack[-1].owner is not None or not self._totals.separates_outside:
             return place
         makes = is_grad_enabled() and any(one.requires_grad for one in tensors_in(args))
         return place._replace(made=sequence_number() - 1 if makes or is_in_function() else -1)
@@ -228,14 +229,15 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         flops, repeated, skipped = whole_flops(work.flops), work.recompute, work.skipped
         self.data_dependent |= work.by_values
         dtype: Any = operator.dtype_of(args, kwargs, out)
-        in_tf32 = on_cuda and dtype is torch.float32 and self.runs_in_tf32 is not None
-        dtype = dtype_name("tf32" if in_tf32 and self.runs_in_tf32(operator.name) else dtype)  # type: ignore[misc]
+        if on_cuda and dtype is torch.float32 and self.runs_in_tf32 is not None and self.runs_in_tf32(operator.name):
+            dtype = "tf32"
         # A mask skips the same share of every product over the score matrix.
         own = skipped * flops // (flops + repeated) if skipped else 0
         # Only the count is halved; what runs stays the same. So the skipped share is smaller, or even negative.
         share = 2 if self._halves_causal and work.causal else 1
         less, less_again = flops - flops // share, repeated - repeated // share
-        return Cost(dtype, (flops - less, own - less), (repeated - less_again, skipped - own - less_again))
+        of_phase, again = (flops - less, own - less), (repeated - less_again, skipped - own - less_again)
+        return Cost(dtype_name(dtype), of_phase, again)
 
     def _spend(
         self,
@@ -256,10 +258,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             totals.estimates[operator.name] = operator.estimate
         flops, skipped = cost.own
         totals.add(place, operator.name, cost.dtype, flops=flops, skipped=skipped, moved=moved)
-        if any(cost.repeated):  # its bytes stay with the backward, in whose kernel it runs
+        if any(cost.repeated):  # one kernel runs both: its call and its bytes stay with the backward
             flops, skipped = cost.repeated
-            its = place._replace(phase="recompute")
-            totals.add(its, operator.name, cost.dtype, calls=0, flops=flops, skipped=skipped)
+            repeated = place._replace(phase="recompute")
+            totals.add(repeated, operator.name, cost.dtype, calls=0, flops=flops, skipped=skipped)
 
     # ---- what no dispatcher shows
 
@@ -330,8 +332,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             self._note_unread(place.module)
         self._totals.unread.pop(place.module, None)
         for operator, cost, moved, repeats in calls:
-            its = place._replace(phase="recompute") if repeats and is_backward else place
-            self._spend(its, operator, cost, moved)
+            place_of_call = place._replace(phase="recompute") if repeats and is_backward else place
+            self._spend(place_of_call, operator, cost, moved)
 
     def _in_region(self, place: Place) -> Place:
         """Where compiled code of the place's module may run: the running module, hooks or not."""
@@ -392,20 +394,21 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if not made:
             return
         compute, times = backwards[operator.name], 1
-        if compute is None:
+        if compute is None:  # once the forward for the parameters' gradients, once for the inputs', if these are needed
             compute = operator.compute
-            given = any(one.requires_grad for one in tensors_in(tree_leaves((args, kwargs))))
-            times = given + any(one.requires_grad for one in owner.parameters())
-        # What it costs is known now: nothing of the call is kept until its backward.
-        flops = times * whole_flops(getattr(work := compute(args, kwargs, out), "flops", work))
-        its = Operator(f"{operator.name}.backward", "formula")
+            input_needs_gradient = any(one.requires_grad for one in tensors_in(tree_leaves((args, kwargs))))
+            times = input_needs_gradient + any(one.requires_grad for one in owner.parameters())
+        # What the backward costs is known now: nothing of the call is kept until it runs.
+        answer = compute(args, kwargs, out)
+        flops = times * whole_flops(answer.flops if isinstance(answer, Work) else answer)
+        backward = Operator(f"{operator.name}.backward", "formula")
         cost = Cost(dtype_name(operator.dtype_of(args, kwargs, out)), (flops, 0))
         tasks = set[int]()
 
         def begins(*_: Any) -> None:
             if is_pushed(self) and graph_task_id() not in tasks:
                 tasks.add(graph_task_id())
-                self._spend(self._threads.state.place(True), its, cost)
+                self._spend(self._threads.state.place(True), backward, cost)
 
         for node in made:
             node.register_prehook(partial(guarded, partial(self._totals.failed, "the backward of a module"), begins))

@@ -116,7 +116,7 @@ class StepTracer(Parts):
             self._signatures.append(signature)
 
     def end_cycle(self) -> None:
-        """Keep the steps that were recorded to their end, if there are any, also where the run ends before others."""
+        """Stop the trace that is running, and keep it if a whole step is in it, also where the run ends early."""
         if not self.over and self._signatures:
             record, self._signatures = self.stop(*self._signatures), []
             self.traces += [record] if record else []

@@ -74,17 +74,25 @@ def _seen(queries: int, keys: int, left: int | None, right: int | None, shift: i
 
 
 def _work(entries: Work, head_size: int, value_size: int, *, is_backward: bool) -> Work:
-    """Two products over each score matrix; of a backward four, and the scores once more."""
+    """FLOPs of two products over each score matrix; of a backward's four, and of the scores that it computes again.
+
+    *entries* are the entries of all score matrices, and those that the mask rules out.
+    """
+    # FLOPs by entry of a score matrix: of the gradients that are asked for, and of all that the kernel executes.
     asked = executed = 2 * (head_size + value_size)
     if is_backward:
-        query, key, value, *bias = _asked()
+        query, key, value, *bias = _gradients_asked_for()
+        # The gradient of the scores, which all but that of the values need, is a product itself.
         asked = 2 * (value_size * (value + max(query, key, *bias)) + head_size * (query + key))
-        executed += executed + 2 * head_size
-    flops, repeated, skipped = asked * entries.flops, (executed - asked) * entries.flops, executed * entries.skipped
-    return entries._replace(flops=flops, recompute=repeated, skipped=skipped)
+        executed = 4 * (head_size + value_size) + 2 * head_size
+    return entries._replace(
+        flops=asked * entries.flops,
+        recompute=(executed - asked) * entries.flops,
+        skipped=executed * entries.skipped,
+    )
 
 
-def _asked() -> list[bool]:
+def _gradients_asked_for() -> list[bool]:
     """Whether gradients of query, key, value and what follows are asked for, where torch's own node runs the kernel."""
     node = current_node()
     if node is None or _NODES.fullmatch(node.name()) is None:

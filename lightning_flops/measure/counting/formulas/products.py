@@ -358,7 +358,10 @@ def _neighbours(dims: int, mode: int) -> int:
 
 
 def grid_sample(values: Tensor, mode: int, out: Tensor) -> int:
-    """Bilinear meets 4 neighbours (8 in 3-D), bicubic 16 and then 4 rows, nearest none."""
+    """FLOPs of sampling *values*, (batch, channels, …), at a grid, with the result *out*.
+
+    A bilinear element of *out* meets 4 neighbours (8 in 3-D), a bicubic one 16 and then 4 rows, a nearest one none.
+    """
     return 2 * _neighbours(values.dim() - 2, mode) * out.numel()
 
 
