@@ -286,20 +286,29 @@ def _blocks(model: nn.Module) -> list[tuple[str, ...]]:
 def _as_in_the_run(undo: Undo, model: nn.Module, method: str, *, on_cuda: bool) -> None:
     """From here on, also where a backward repeats a forward, attention takes the kernel that it takes in the run.
 
-    On a GPU the fused one has dropout, which the CPU's refuses: it gets none, as values do not matter. transformers
-    asks the positions' values whether sequences are packed; where there are none it makes a mask, as if they were. A
-    *method* of the model's hands nothing to a Trainer.
+    On a GPU the fused one has dropout, which the CPU's refuses: it gets none, as values do not matter. Other dropout
+    keeps one byte of each number there, the CPU's a number. transformers asks the positions' values whether sequences
+    are packed; where there are none it makes a mask, as if they were. A *method* of the model's hands nothing to a
+    Trainer.
     """
     if method != "__call__":
         vars(model).update(log=_do_nothing, log_dict=_do_nothing)
     attention: Any = functional.scaled_dot_product_attention
+    dropout = functional.dropout
 
     def without_dropout(*args: Any, **kwargs: Any) -> Any:
         kwargs = {key: value for key, value in kwargs.items() if key != "dropout_p"}
         return attention(*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:], **kwargs)
 
+    def fused_dropout(
+        input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> torch.Tensor:
+        is_fused = training and 0.0 < p < 1.0 and not inplace
+        return torch.native_dropout(input, p, True)[0] if is_fused else dropout(input, p, training, inplace)
+
     if on_cuda:
         undo.replace(functional, "scaled_dot_product_attention", without_dropout)
+        undo.replace(functional, "dropout", fused_dropout)
     if hasattr(masks := sys.modules.get(_MASKS), _ASKS):
         undo.replace(masks, _ASKS, _do_nothing)
 

@@ -67,20 +67,22 @@ class TensorLives:
         """A *part* of the step begins, inside whatever part is running."""
         self.parts.append((part, self._now))
         if part == "forward":
+            if not self._before_forward:  # the first: what the code before it has made, as by moving a batch
+                self._become("batch", self._lives)
             self._before_forward = len(self._lives)
         elif part == "backward":
-            self._keep()
+            self._become("activations", self._lives[self._before_forward :])
 
     def leave(self) -> None:
         """The part entered last ends."""
         if self.parts.pop()[0] == "forward":
-            self._keep()
+            self._become("activations", self._lives[self._before_forward :])
 
-    def _keep(self) -> None:
-        """What a forward, or a loss behind it, made and is still held is kept for the backward."""
-        for life in self._lives[self._before_forward :]:
+    def _become(self, kind: MemoryKind, lives: Iterable[TensorLife]) -> None:
+        """What is still held is for later: what a forward, or a loss behind it, has made is kept for the backward."""
+        for life in lives:
             if life.kind == "temporary" and life.died is None:
-                life.kind = "activations"
+                life.kind = kind
 
     def hold(self, tensors: Iterable[Any], kind: MemoryKind, *, born: int | None = None) -> None:
         """*tensors* are of this *kind*. Those that nothing has shown are held since an event, or from here on."""
@@ -96,7 +98,7 @@ class TensorLives:
         """
         part, began = self.parts[-1]
         before = _READ_FIRST.get(part)
-        if not self._lives:  # a step is followed once something is held
+        if not self._lives and not self.parts[1:]:  # a step is followed once something is held, or a part has begun
             return
         if before is not None:
             for tensor in reads:
@@ -192,6 +194,7 @@ class MemoryWatch(TensorLives):
         super().__init__(on_cuda=on_device, device_type="cuda" if on_device else None)
         self._root, self._read, self._on_device = root, read, on_device
         self._peak: int | None = None  # the most that was held until now
+        self._lazy = [one for one in (*root.parameters(), *root.buffers()) if is_lazy(one)]  # until a forward
         self._follows = False
         self._grew_in: str | None = None  # the part in which that last grew
         # Each part that is running, None for one without an end of its own, and what was held when it began.
@@ -211,7 +214,6 @@ class MemoryWatch(TensorLives):
             self._follows = True
             self.hold(map(on_this_rank, (*self._root.parameters(), *self._root.buffers())), "parameters", born=0)
             self.hold(gradients_of(self._root), "gradients", born=0)
-            self.has_unseen |= not self._lives  # a lazy layer makes its tensors in a forward that was not followed
         super().enter(part)
         self._open.append((part if counts or part != "optimizer" else None, now))
 
@@ -220,6 +222,7 @@ class MemoryWatch(TensorLives):
         if not self._open:
             return
         now, (part, before) = self._look(), self._open.pop()
+        self.hold(self._lazy, "parameters")  # those that the part has made
         super().leave()
         if part is not None:
             self._held[part] = None if now is None else max(now, self._held.get(part) or 0)

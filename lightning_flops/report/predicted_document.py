@@ -95,7 +95,7 @@ def _largest_words(report: MemoryReport, largest: LargestBatch) -> str:
     if peak is not None and more is not None:
         rest, step = peak - more * size, si(more, "B")
         near = f", near which peak = {si(rest, 'B')} + {step} × batch"
-        words += near if rest >= 0 else f"; from there each sample more takes {step}"
+        words += near if rest >= 0 else f"; in a batch an eighth larger each sample more takes {step} on average"
     return f"{words}."
 
 

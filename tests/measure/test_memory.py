@@ -15,7 +15,7 @@ from lightning_flops import predict_memory, profile_training
 from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.memory import MemoryReading, MemoryWatch, memory_reader
-from lightning_flops.records import StepRecord, StepSignature, StepTensors
+from lightning_flops.records import OUTSIDE, StepRecord, StepSignature, StepTensors
 from lightning_flops.report.text import render_text
 from tests.results import profile_of
 
@@ -192,6 +192,7 @@ def test_a_run_has_activations_by_module_and_kind_at_the_peak_beside_what_the_pr
     assert modules["2"].peak_bytes == hidden  # the gradient of what the ReLU has put out
     assert kinds["activations"] >= hidden and kinds["temporary"] >= 2 * hidden
     assert sum(kinds.values()) == tensors.peak_bytes
+    assert kinds["batch"] == 4 * 4096 * 8  # made after a zero_grad with which the step had begun
     text = render_text(profile, detailed=True)
     assert "peak resident, of this process so far" in text and "Of tensors: Peak " in text
     assert "kept for backward" in text
@@ -238,19 +239,23 @@ def test_a_step_whose_storages_change_their_sizes_has_no_account() -> None:
     assert watch.tensors(optimizers=(), step=STEP, samples=4) is None
 
 
-def test_a_step_that_begins_with_nothing_has_no_account() -> None:
-    """A lazy layer makes its parameters in a forward that is not followed: the gradients alone would be false."""
-    model = nn.LazyLinear(2)
+@pytest.mark.parametrize("first", [nn.Linear(8, 4), nn.LazyLinear(4)], ids=["some are lazy", "all are lazy"])
+def test_what_lazy_layers_make_in_the_counted_forward_is_parameters(first: nn.Module) -> None:
+    """By hand: weights of 8 x 4 and 4 x 2 with their biases; the second layer's input and the loss are kept."""
+    model, batch = nn.Sequential(first, nn.LazyLinear(2)), torch.randn(4, 8)
     watch = MemoryWatch(model, read=Allocator(0, 0).read, on_device=False)
     with FlopCounter(model, lives=watch):
         watch.enter("forward")
-        loss = model(torch.randn(4, 8)).sum()
+        loss = model(batch).sum()
         watch.leave()
         watch.enter("backward")
         loss.backward()
         watch.leave()
-    assert model.weight.grad is not None
-    assert watch.tensors(optimizers=(), step=STEP, samples=4) is None
+    tensors = watch.tensors(optimizers=(), step=STEP, samples=4)
+    assert tensors is not None
+    report = build_memory_report(tensors)
+    assert report.at_peak["parameters"] == 4 * (8 * 4 + 4 + 4 * 2 + 2)
+    assert {one.name: one.kept_bytes for one in report.modules if one.kept_bytes} == {"0": 4 * 4 * 4, OUTSIDE: 4}
 
 
 def test_the_peak_grew_in_the_part_that_ran_when_it_did() -> None:

@@ -56,6 +56,16 @@ def test_on_a_gpu_adam_works_on_all_parameters_at_once_and_sizes_are_rounded_up(
     assert prediction.when.part == "optimizer"
 
 
+@pytest.mark.parametrize(("device", "mask"), [("cpu", 4), ("cuda", 1)])
+def test_dropout_keeps_a_number_on_a_cpu_and_one_byte_on_a_gpu(device: Any, mask: int) -> None:
+    """Of each of 64 x 512 numbers, beside the result, which is the next layer's input; the rule is torch's own."""
+    model = nn.Sequential(nn.Linear(8, 512), nn.Dropout(0.1), nn.Linear(512, 4))
+    kept = {one.name: one.kept_bytes for one in predict_memory(model, torch.randn(64, 8), device=device).modules}
+    assert kept["1"] == (4 + mask) * 64 * 512
+    assert predict_memory(model.eval(), torch.randn(64, 8), device=device).peak_bytes > 0
+    assert torch.nn.functional.dropout.__name__ == "dropout"
+
+
 def test_of_a_checkpointed_block_the_sum_that_the_next_one_takes_is_kept_and_nothing_inside() -> None:
     kept = {one.name: one.kept_bytes for one in predict_memory(checkpointed(), rows(256, 8)).modules}
     # Six sums, the logarithms of the softmax, and the loss with its weight
@@ -134,9 +144,8 @@ def test_where_the_peak_grows_faster_than_the_batch_no_negative_constant_is_prin
         available_bytes=1e6, largest=True
     )
     assert report.largest == LargestBatch(size=496, peak_bytes=999_940, bytes_per_sample=4 * (2 * 496 + 63) + 32)
-    assert "Largest batch in 1 MB: 496, with a peak of 1 MB; from there each sample more takes 4.25 KB." in render_text(
-        report
-    )
+    said = "with a peak of 1 MB; in a batch an eighth larger each sample more takes 4.25 KB on average."
+    assert f"Largest batch in 1 MB: 496, {said}" in render_text(report)
 
 
 # ---- whose objects these are
