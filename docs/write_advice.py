@@ -29,7 +29,9 @@ Two rules say *at least* instead, as their remedy puts nothing in the place of w
 step runs as before, or faster. After a sleep, a write to a disk or a walk through Python the processor's caches are
 cold: small models ran up to twice as fast once that was gone. It holds where nothing runs beside the training thread:
 on a CPU, without loader workers, on one rank. Elsewhere that time may hide what a device, a worker or another rank
-does, and the figure is a ceiling. Of a starved run, as its first lines say, no figure is a limit.
+does, and the figure is a ceiling. It is one, too, where a line's operators take milliseconds each: an operator just
+before the line may have taken the time, and stays when you delete that line alone. Of a starved run, as its first lines
+say, no figure is a limit.
 
 Waiting for data has three rules. Below {duration(LEAST_WAIT_SEC)} a batch no worker process helps, and
 {duration(LEAST_FETCH_SEC)} are left whatever the dataset does, {duration(FRAMEWORK_FETCH_SEC)} where Lightning or

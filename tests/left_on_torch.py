@@ -11,6 +11,8 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, dataloader as torch_dataloader
 
+from tests.left_on_objects import is_ours
+
 
 def global_hooks() -> dict[str, dict[int, Any]]:
     """Every hook that torch calls for any module or optimizer, by the table it is in."""
@@ -28,6 +30,12 @@ def compiler_callbacks() -> list[Any]:
     return [None] if handler is None else [*handler.start_callbacks, None, *handler.end_callbacks]
 
 
+def clipping() -> list[Any]:
+    """Where a program finds what it clips gradients by, and drops them by."""
+    accelerator = getattr(sys.modules.get("accelerate"), "Accelerator", object)
+    return [torch.nn.utils, torch.nn.utils.clip_grad, torch.nn.Module, torch.optim.Optimizer, accelerator]
+
+
 def torch_state() -> dict[str, Any]:
     """Everything of torch and Python that this package touches while it measures; the same again if nothing is left."""
     return {
@@ -42,6 +50,10 @@ def torch_state() -> dict[str, Any]:
             torch.nn.functional.linear,
             torch.matmul,
             torch.optim.SGD.step,
+            torch.optim.Optimizer.zero_grad,
+            torch.nn.Module.zero_grad,
+            torch.nn.utils.clip_grad_norm_,
+            torch.nn.utils.clip_grad_value_,
             torch.jit._recursive.create_script_module,
             torch.utils.checkpoint.checkpoint,
             DataLoader.__iter__,
@@ -52,6 +64,7 @@ def torch_state() -> dict[str, Any]:
             repr(torch._C._InferenceMode.__enter__),  # pickles know no instance methods
             repr(torch._C._InferenceMode.__exit__),
         ],
+        "ours": [name for kind in clipping() for name, value in vars(kind).items() if is_ours(value)],
         "grad": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "callbacks of the compiler": compiler_callbacks(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),

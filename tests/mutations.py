@@ -132,10 +132,11 @@ MUTATIONS = (
     ),
     Mutation(
         "analysis/rules.py",
-        "at_least=self.removes and evidence.runs_alone",
-        "at_least=self.removes",
+        "at_least=self.removes and evidence.runs_alone and",
+        "at_least=self.removes and",
         "analysis/test_advice.py",
     ),
+    Mutation("analysis/rules.py", "evidence.runs_alone and is_sure", "evidence.runs_alone", "analysis/test_advice.py"),
     Mutation("analysis/rules.py", "None if saves is None else min(1.0, saves)", "saves", "analysis/test_advice.py"),
     Mutation(
         "analysis/profile.py",

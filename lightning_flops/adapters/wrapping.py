@@ -9,12 +9,19 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 
 from lightning_flops.measure.module_hooks import around_compilations, around_scripting
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private.needed import hide
-from lightning_flops.measure.torch_private.optional import CLIPS, iterator_class, leave_compiled_code, was_used
+from lightning_flops.measure.torch_private.optional import (
+    CLIPS,
+    has_compiled,
+    iterator_class,
+    leave_compiled_code,
+    was_used,
+)
 from lightning_flops.run.run import failed
 from lightning_flops.signals import Undo
 
@@ -138,11 +145,18 @@ def hear_around_updates(
     """Call *begins* and *ends* around what belongs to an update but is not its ``step``, until *undo* is closed.
 
     That is torch's and accelerate's clipping, and ``zero_grad`` and ``clip_grad_norm_`` of each model and optimizer of
-    *updated*.
+    *updated*. What a compiled step may call is heard only where nothing was compiled: it would be compiled anew.
     """
-    names = "zero_grad", "clip_grad_norm_"  # as FSDP's models have it
-    own = [(type(one), name, one) for one in updated for name in names]
+    names, not_compiled = ("zero_grad", "clip_grad_norm_"), Undo()  # as FSDP's models have it
     accelerator = getattr(sys.modules.get("accelerate"), "Accelerator", object)
+
+    def take_down(*_: Any) -> None:
+        not_compiled.close()
+
+    undo.callback(take_down)
+    around_compilations(undo, take_down, nothing)
+    own = [(type(one), name, one) for one in updated for name in names]
     for owner, name, of in [*own, *((*one, None) for one in [*CLIPS, (accelerator, "clip_grad_norm_")])]:
-        if hasattr(owner, name):
-            hear(listener, owner, name, undo, begins=begins, ends=ends, of=of)
+        is_never = owner is accelerator or isinstance(of, torch.optim.Optimizer)
+        if hasattr(owner, name) and (is_never or not has_compiled()):
+            hear(listener, owner, name, undo if is_never else not_compiled, begins=begins, ends=ends, of=of)

@@ -42,7 +42,8 @@ class Rule:
     saves: Callable[[Evidence, float], float | None] | None = lambda evidence, measured: measured
     ceiling: str = ""  #: That limit in words, where it is neither the share that was measured nor unknown.
     #: Whether the remedy puts nothing in the place of what was measured. Where nothing runs beside the training thread
-    #: a step is then shorter by at least that: what is left runs as before, or faster, as its caches stay warm.
+    #: a step is then shorter by at least that: what is left runs as before, or faster, as its caches stay warm. Not so
+    #: where the time may be of what runs just before the line that is named.
     removes: bool = False
     source: str = _OWN
     words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
@@ -65,12 +66,13 @@ class Rule:
         words = {"measured": percent(measured), "modules": _some(evidence.modules.get(self.name, ()))}
         words |= self.words(evidence)
         saves = self.saves(evidence, measured) if self.saves else None
+        is_sure = not any(one.may_be_before for one in evidence.causes.get(self.name, ())[:1])
         return Advice(
             rule=self.name,
             fact=self.fact.format(**words),
             remedy=self.remedy.format(**words),
             saves=None if saves is None else min(1.0, saves),
-            at_least=self.removes and evidence.runs_alone,
+            at_least=self.removes and evidence.runs_alone and is_sure,
             unless=self.unless,
             changes=self.changes,
             threshold=self.threshold_text(limits),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from lightning_flops.measure.torch_private.needed import hide
@@ -52,7 +53,9 @@ def listen(
         table = owner if isinstance(owner, dict) else vars(owner)
         put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
         listeners, original = list[Any](), table[name]
-        wrapper = (around or _heard)(listeners, original)
+        wrapper: Any = (around or _heard)(listeners, original)
+        if isinstance(owner, ModuleType):  # which may have it from another one; a pickle asks where it stands
+            wrapper.__module__, wrapper.__qualname__ = owner.__name__, name
 
         def remove() -> None:
             if table[name] is wrapper:  # otherwise other code has wrapped it since, and keeps it

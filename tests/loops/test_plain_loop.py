@@ -559,7 +559,8 @@ class ClearsSlowly(SlowSGD):
 
 @pytest.fixture
 def slow_clipping(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch clips by takes its time: the norm, the scaling, and the limits of each value."""
+    """What torch clips by takes its time: the norm, the scaling, and the limits of each value. Nothing is compiled."""
+    torch._dynamo.reset()
 
     def slowly(original: Any, sec: float, *args: Any, **given: Any) -> Any:
         now.sleep(sec)

@@ -28,6 +28,11 @@ def was_used() -> bool:
     return "torch._dynamo" in sys.modules
 
 
+def has_compiled() -> bool:
+    """Whether the compiler keeps anything that it has compiled."""
+    return bool(getattr(take("torch._dynamo.convert_frame:output_codes", None) if was_used() else None, "seen", ()))
+
+
 def graph_breaks() -> Counter[str]:
     """How often the compiler has broken a graph in this process, by its reasons."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
