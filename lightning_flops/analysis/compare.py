@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, cast, get_args
 import numpy as np
 
 from lightning_flops.analysis import compare_figures as figures
-from lightning_flops.analysis.names import parent_name
+from lightning_flops.analysis.counts import parent_name
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import apportioned, whole_ns
 from lightning_flops.errors import ComparisonError

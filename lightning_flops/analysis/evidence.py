@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from lightning_flops.analysis.counts import grouped
+from lightning_flops.analysis.counts import grouped, parent_name
 from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.lines import Cause, causes
-from lightning_flops.analysis.names import parent_name
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import timed_steps
 from lightning_flops.records import ROLLOUT, ModuleRecord, OperatorCell, RunFacts, WindowRecord

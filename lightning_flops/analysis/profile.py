@@ -12,12 +12,19 @@ from statistics import fmean
 from typing import Any
 
 from lightning_flops.analysis.advice import advise, starved_words, unexplained_words
-from lightning_flops.analysis.counts import FlopCounts, build_modules, bytes_by_phase, flops_by_phase, grouped
+from lightning_flops.analysis.counts import (
+    FlopCounts,
+    build_modules,
+    bytes_by_phase,
+    flops_by_phase,
+    grouped,
+    with_those_above,
+    with_those_below,
+)
 from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.lines import build_lines
 from lightning_flops.analysis.memory import build_memory_report
-from lightning_flops.analysis.names import with_those_above, with_those_below
 from lightning_flops.analysis.phases import build_phases
 from lightning_flops.analysis.rates import (
     COPY,

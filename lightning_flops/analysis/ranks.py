@@ -25,7 +25,6 @@ from lightning_flops.analysis.advice import ON_COMMUNICATION, advise
 from lightning_flops.analysis.compare_figures import batch_means
 from lightning_flops.analysis.counts import grouped
 from lightning_flops.analysis.evidence import Evidence
-from lightning_flops.analysis.names import name_ranks
 from lightning_flops.analysis.rates import job_at_peaks, ratio, sum_if_all_known, whole
 from lightning_flops.config import ADVICE_THRESHOLDS
 from lightning_flops.records import RunContext
@@ -44,6 +43,7 @@ from lightning_flops.schema.trace import (
     Straggler,
     TracedPart,
 )
+from lightning_flops.units import name_ranks
 
 RECORD_LIMIT_BYTES, _INFLATED_LIMIT_BYTES = 65_536, 4 << 20  # of a packed record, and of one before it is compressed
 

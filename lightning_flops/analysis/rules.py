@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from lightning_flops.analysis.counts import pattern_of
 from lightning_flops.analysis.evidence import Evidence, kept_up_with, of_optimizer, share_of_wait, words_of_loader
-from lightning_flops.analysis.names import pattern_of, straggler_action, straggler_evidence
 from lightning_flops.analysis.phases import rate, rate_of_rollout, scoring_gain
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
 from lightning_flops.schema.plan import MemoryReport
@@ -361,9 +361,7 @@ RULES: tuple[Rule, ...] = (
         name="straggler",
         measured=lambda one: None if one.straggler is None else math.inf,
         threshold="more than {limit} of the other ranks' own time, and longer by more than straggler_sec",
-        words=lambda one: (
-            {"who": straggler_evidence(one.straggler), "look": straggler_action(one.straggler)} if one.straggler else {}
-        ),
+        words=lambda one: {"who": one.straggler.evidence, "look": one.straggler.action} if one.straggler else {},
         fact="{who}",
         remedy="{look}",
         unless="where that rank does what the others do not, such as saving a checkpoint in each step",

@@ -13,10 +13,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lightning_flops.analysis.advice import advise
-from lightning_flops.analysis.counts import grouped
+from lightning_flops.analysis.counts import grouped, with_those_below
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.evidence import Evidence, with_trace
-from lightning_flops.analysis.names import name_files, with_those_below
 from lightning_flops.analysis.ranks import TracedRank, compare, find_stragglers_in_traces
 from lightning_flops.analysis.rates import NO_FLOPS, ratio
 from lightning_flops.analysis.timing import build_timing, timed_steps
@@ -42,6 +41,7 @@ from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.read import load_trace
 from lightning_flops.trace.steps import kind_times, overlap, phase_table, step_filling, step_parts, step_times, steps_of
 from lightning_flops.trace.structure import launch_ns_of, links_of
+from lightning_flops.units import name_files
 
 _US_PER_SEC = 1e6
 _FAR = 2.0  # traced and typical steps whose forward or backward differ by more than so many times are not compared

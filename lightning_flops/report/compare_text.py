@@ -10,7 +10,6 @@ from functools import partial
 from operator import itemgetter
 from statistics import median
 
-from lightning_flops.analysis.names import name_ranks, straggler_evidence
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.records import OUTSIDE
 from lightning_flops.report.document import (
@@ -43,7 +42,7 @@ from lightning_flops.schema.comparison import (
 )
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import RankCollectiveRow, RankComparison, RankRow, RanksProfile
-from lightning_flops.units import duration, percent, plain, si
+from lightning_flops.units import duration, name_ranks, percent, plain, si
 
 _NS = 1e9
 _CAUSES_NAMED, _LEAST_NAMED = 3, 0.1  # parts or modules in a sentence, and the least share of the difference of each
@@ -358,7 +357,7 @@ def _who(ranks: RanksProfile) -> list[str]:
 def _stragglers(ranks: RanksProfile) -> list[str]:
     """Whom the others wait for, or how far it is known that there is no such rank."""
     if ranks.stragglers:
-        return _first([f"STRAGGLER: {straggler_evidence(straggler)}" for straggler in ranks.stragglers])
+        return _first([f"STRAGGLER: {straggler.evidence}" for straggler in ranks.stragglers])
     timed = [one for one in ranks.ranks if one.parts_sec]
     if timed and all(one.traced for one in timed) and ranks.pipeline_stages == 1:
         part, chance = max(ranks.chance_sec.items(), key=itemgetter(1), default=("", 0.0))

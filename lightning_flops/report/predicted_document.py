@@ -8,8 +8,7 @@ from dataclasses import astuple, replace
 from operator import attrgetter
 from typing import Any
 
-from lightning_flops.analysis.counts import FlopCounts, ModuleNode, build_modules, module_tree
-from lightning_flops.analysis.names import pattern_of
+from lightning_flops.analysis.counts import FlopCounts, ModuleNode, build_modules, module_tree, pattern_of
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 from lightning_flops.report.document import (
     CALLS,

@@ -10,7 +10,6 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from lightning_flops.analysis.devices import why_no_peak
-from lightning_flops.analysis.names import name_files
 from lightning_flops.analysis.rates import ratio, why_no_mfu
 from lightning_flops.report.compare_text import OVERLAP, rank_section
 from lightning_flops.report.document import (
@@ -36,7 +35,7 @@ from lightning_flops.report.document import (
 from lightning_flops.report.profile_document import NO_ADVICE, advice_section, saving
 from lightning_flops.schema import tables
 from lightning_flops.schema.trace import TraceReport, TracesReport
-from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
+from lightning_flops.units import NOT_AVAILABLE, name_files, percent, plain, plural, si
 
 
 def trace_sections(report: TraceReport, *, children: bool = False) -> list[Section]:

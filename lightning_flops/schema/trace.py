@@ -24,7 +24,7 @@ from lightning_flops.schema.tables import (
     StepTimes,
     TraceFlops,
 )
-from lightning_flops.units import plural, run_text
+from lightning_flops.units import duration, percent, plural, run_text
 
 if TYPE_CHECKING:
     Integers: TypeAlias = array[int]
@@ -144,6 +144,31 @@ class Straggler:
     module: str | None
     #: Whether all modules together have less than half of that: it is what the rank does around them.
     outside_modules: bool = False
+
+    @property
+    def evidence(self) -> str:
+        """Who waits for whom, how long, and where that comes from, in a sentence."""
+        wait = f"The other ranks wait {duration(self.late_sec)} a step ({percent(self.share)} of it)"
+        late = f"{wait} for rank {self.rank}"
+        if self.part is None:
+            return f"{late}: no part of its step stands out alone."
+        part = "what is in no named part of its step" if self.part == "other" else f"its {self.part}"
+        # Not by how much in the module: that is of the traced step, and the part's figure may be of all timed ones.
+        module = "" if self.module is None else f", mostly in {self.module or 'the root module'}"
+        if self.outside_modules:
+            module = ", outside its modules"
+        return f"{late}: {part} takes {duration(self.part_sec)} longer than theirs{module}."
+
+    @property
+    def action(self) -> str:
+        """What to try, in a sentence."""
+        if self.part == "data wait":
+            return "Look at how that rank gets its data: its storage, its workers, the lengths of its samples."
+        if self.module is not None:
+            return f"Look at what {self.module or 'the root module'} is given there, and at that rank's device."
+        if self.outside_modules:
+            return f"Look at what that rank does around its modules in its {self.part}: losses, metrics, hooks."
+        return "Balance the work between ranks, and look at that rank's device."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

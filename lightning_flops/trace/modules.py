@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_flops.analysis.names import with_those_above
+from lightning_flops.analysis.counts import with_those_above
 from lightning_flops.records import marked_module, marked_phase
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.trace.columns import Kind, Trace, once, phase_of

@@ -8,7 +8,6 @@ from statistics import fmean
 
 import pytest
 
-from lightning_flops.analysis.names import name_ranks, straggler_action, straggler_evidence
 from lightning_flops.analysis.ranks import (
     RECORD_LIMIT_BYTES,
     RankAbsence,
@@ -28,6 +27,7 @@ from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Advice
 from lightning_flops.schema.trace import RanksProfile, Straggler, TracedPart
+from lightning_flops.units import name_ranks
 from tests.analysis.in_memory import known
 from tests.report import jobs, windows
 from tests.report.traced_windows import mlp_traced
@@ -364,7 +364,7 @@ def test_a_slow_module_is_named_with_its_forward() -> None:
     mine = record(1, HEALTHY | {"forward": 60}, exposed=WAITING, own_forward=slow, own_backward=usual)
     found, late_ms = only(mine, other)
     assert (found.rank, found.part, found.module, late_ms) == (1, "forward", "second", 30)
-    assert straggler_evidence(found) == (
+    assert found.evidence == (
         "The other ranks wait 30 ms a step (23.1% of it) for rank 1: its forward takes 30 ms longer than theirs, "
         "mostly in second."
     )
@@ -445,8 +445,8 @@ def test_what_a_rank_does_around_its_modules_is_no_modules_fault() -> None:
     mine = replace(mine, profile=replace(profile, traced=replace(known(profile.traced), forward_scale=2.0)))
     found, late_ms = only(mine, other)
     assert (found.part, found.module, found.outside_modules, late_ms) == ("forward", None, True, 30)
-    assert straggler_evidence(found).endswith("its forward takes 30 ms longer than theirs, outside its modules.")
-    assert "around its modules in its forward" in straggler_action(found)
+    assert found.evidence.endswith("its forward takes 30 ms longer than theirs, outside its modules.")
+    assert "around its modules in its forward" in found.action
 
 
 def test_several_slow_ranks_are_all_named_the_slowest_first() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from lightning_flops.analysis.names import with_those_below
+from lightning_flops.analysis.counts import with_those_below
 from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
