@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         get_model_profile as get_model_profile,
     )
     from lightning_flops.analysis.compare import compare_profiles as compare_profiles
-    from lightning_flops.analysis.memory import MemoryPrediction as MemoryPrediction
+    from lightning_flops.analysis.plan import MemoryPrediction as MemoryPrediction
     from lightning_flops.config import ProfilerConfig as ProfilerConfig
     from lightning_flops.errors import ConfigError as ConfigError, LightningFlopsError as LightningFlopsError
     from lightning_flops.lightning import FlopsProfilerCallback as FlopsProfilerCallback
@@ -48,7 +48,7 @@ _NAMES = {
     "adapters.planning": "plan_job",
     "adapters.standalone": "FlopsProfiler get_model_profile",
     "analysis.compare": "compare_profiles",
-    "analysis.memory": "MemoryPrediction",
+    "analysis.plan": "MemoryPrediction",
     "config": "ProfilerConfig",
     "errors": "ConfigError LightningFlopsError",
     "measure.counting.formulas.registry": "register_flop_formula",

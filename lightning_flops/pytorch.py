@@ -18,7 +18,7 @@ from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import frame_of, loop_output, optimizers_in
 from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.analysis.formula import FlopsFormula
-from lightning_flops.analysis.memory import MemoryPrediction
+from lightning_flops.analysis.plan import MemoryPrediction
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.counting.flop_counter import FlopCounter

@@ -105,21 +105,21 @@ MUTATIONS = (
         "analysis/advice.py", "if harmless is not None and ordered[0].changes", "if False", "analysis/test_advice.py"
     ),
     Mutation(
-        "analysis/memory.py",
+        "analysis/plan.py",
         "life.died > moment",
         "life.died >= moment",
         "measure/test_predicted_memory.py",
         "events have numbers of their own: none ends in the one in which another begins",
     ),
     Mutation(
-        "analysis/memory.py",
+        "analysis/plan.py",
         "int(held.argmax())",
         "len(held) - 1 - int(held[::-1].argmax())",
         "measure/test_predicted_memory.py",
         "of moments that hold equally much either may be named",
     ),
     Mutation(
-        "analysis/memory.py",
+        "analysis/plan.py",
         "- peak(size)) / further",
         "- peak(size))",
         "measure/test_predicted_memory.py test_memory_command.py",
@@ -166,13 +166,13 @@ MUTATIONS = (
         "analysis/test_compare.py",
     ),
     Mutation(
-        "analysis/memory.py",
+        "analysis/plan.py",
         "while peak(high) <= available",
         "while peak(high) < available",
         "measure/test_predicted_memory.py",
     ),
     Mutation(
-        "analysis/memory.py",
+        "analysis/plan.py",
         "key=peak)\n        if not",
         "key=peak) - 1\n        if not",
         "measure/test_predicted_memory.py",

@@ -24,8 +24,8 @@ from lightning_flops.analysis.counts import (
 from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.lines import build_lines
-from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.analysis.phases import build_phases
+from lightning_flops.analysis.plan import build_memory_report
 from lightning_flops.analysis.rates import (
     COPY,
     at_peaks,

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from lightning_flops.analysis.memory import MemoryPrediction
+from lightning_flops.analysis.plan import MemoryPrediction
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import TokenReader

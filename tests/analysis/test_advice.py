@@ -13,7 +13,7 @@ from lightning_flops.analysis.advice import advise, starved_words, unexplained_w
 from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, gather_evidence
 from lightning_flops.analysis.lines import Cause, build_lines, causes
-from lightning_flops.analysis.memory import build_memory_report
+from lightning_flops.analysis.plan import build_memory_report
 from lightning_flops.analysis.rules import RULES
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import ADVICE_THRESHOLDS, ProfilerConfig

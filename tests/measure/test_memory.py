@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_flops import predict_memory, profile_training
-from lightning_flops.analysis.memory import build_memory_report
+from lightning_flops.analysis.plan import build_memory_report
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.memory import MemoryReading, MemoryWatch, memory_reader
 from lightning_flops.records import OUTSIDE, StepRecord, StepSignature, StepTensors
