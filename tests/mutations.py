@@ -394,8 +394,8 @@ MUTATIONS = (
     ),
     Mutation(
         "report/profile_document.py",
-        "math.fsum(known) if known",
-        "math.fsum(known) / len(known) if known",
+        "math.fsum(filter(None, found))",
+        "math.fsum(filter(None, found)) / len(found)",
         "report/test_answer.py report/test_text.py",
     ),
     Mutation(

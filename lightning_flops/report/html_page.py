@@ -24,7 +24,13 @@ import msgspec
 from lightning_flops.report.compare_text import comparison_sections
 from lightning_flops.report.document import Column, Section, Table, as_data, at, field, share
 from lightning_flops.report.module_text import where
-from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_sections, share_of_peak, short_sections
+from lightning_flops.report.profile_document import (
+    NOT_DESCRIBED,
+    notes_sections,
+    own_sec,
+    share_of_peak,
+    short_sections,
+)
 from lightning_flops.report.text import detailed_sections, step_parts, summary
 from lightning_flops.report.trace_document import (
     common_sections,
@@ -220,9 +226,6 @@ def _all_modules(profile: Profile) -> tuple[list[str], Section]:
     def per_step(label: str, of: Any, unit: str = "") -> Column:
         return Column(label, lambda one: profile.per_step(of(one)), unit=unit)
 
-    def own_sec(one: ModuleProfile) -> float | None:
-        return None if one.times is None else one.times.own_forward_sec + (one.times.own_backward_sec or 0.0)
-
     held = {} if profile.tensors is None else {one.name: one.peak_bytes for one in profile.tensors.modules}
 
     def at_peak(one: ModuleProfile) -> int | None:
@@ -239,7 +242,7 @@ def _all_modules(profile: Profile) -> tuple[list[str], Section]:
         "own": per_step("self", at("own.total"), "FLOPs"),
         "forwardSec": Column("fwd", at("times.forward_sec"), unit="s"),
         "backwardSec": Column("bwd", at("times.backward_sec"), unit="s"),
-        "ownSec": Column("self", own_sec, unit="s"),
+        "ownSec": Column("self", lambda one: own_sec([one]), unit="s"),
         "share": share("of peak", lambda one: share_of_peak([one])),
         "bytes": per_step("bytes", at("total_bytes.total"), "B"),
         "memory": Column("held at the peak", at_peak, unit="B"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lightning_flops.analysis.counts import pattern_of
@@ -146,23 +146,20 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     return Section("Step time breakdown", "", [table, sentences(about, *budget.notes)])
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleGroup:
-    """Modules of one class and size whose names differ in numbers, added up, without the modules inside them."""
+_BOTH = ("forward", "backward")
 
-    members: Sequence[ModuleProfile]
 
-    @property
-    def name(self) -> str:
-        """Their number and their name, with a star for each number that differs; or the one name."""
-        columns = zip(*(one.name.split(".") for one in self.members), strict=True)
-        pattern = ".".join(parts[0] if len(set(parts)) == 1 else "*" for parts in columns)
-        return f"{len(self.members)} x {pattern}" if len(self.members) > 1 else pattern or "(root)"
+def own_sec(modules: Sequence[ModuleProfile], phases: Sequence[str] = _BOTH) -> float | None:
+    """Own time of *modules* in these phases, without the modules inside them; None where it is not known of any."""
+    found = [at(f"times.own_{phase}_sec")(one) for one in modules for phase in phases]
+    return None if set(found) <= {None} else math.fsum(filter(None, found))
 
-    def seconds(self, phase: str) -> float | None:
-        """Own time in this phase; None where it is not known of any."""
-        known = [sec for one in self.members if (sec := at(f"times.own_{phase}_sec")(one)) is not None]
-        return math.fsum(known) if known else None
+
+def name_of_all(modules: Sequence[ModuleProfile]) -> str:
+    """How many there are and their name, with a star for each number that differs; or the name of one."""
+    columns = zip(*(one.name.split(".") for one in modules), strict=True)
+    pattern = ".".join(parts[0] if len(set(parts)) == 1 else "*" for parts in columns)
+    return f"{len(modules)} x {pattern}" if len(modules) > 1 else pattern or "(root)"
 
 
 def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
@@ -178,7 +175,7 @@ def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
     return ratio(part=sum(spent * part for spent, part in phases), whole=sum(spent for spent, _ in phases))
 
 
-def top_modules(profile: Profile) -> tuple[list[tuple[ModuleGroup, float | None]], bool]:
+def top_modules(profile: Profile) -> tuple[list[tuple[list[ModuleProfile], float | None]], bool]:
     """The modules with most self time and their shares of a typical step, repeated layers added up, and True.
 
     Where none was timed, those with most FLOPs and their shares of all, and False.
@@ -188,12 +185,12 @@ def top_modules(profile: Profile) -> tuple[list[tuple[ModuleGroup, float | None]
     for module in profile.modules:
         if module.alias_of is None:
             alike.setdefault((pattern_of(module.name), module.type_name, module.extra_repr), []).append(module)
-    groups = [ModuleGroup(members) for found in alike.values() for members in _without_the_slow(found)]
-    weights: list[float] = [(group.seconds("forward") or 0.0) + (group.seconds("backward") or 0.0) for group in groups]
+    groups = [group for found in alike.values() for group in _without_the_slow(found)]
+    weights = [own_sec(group) or 0.0 for group in groups]
     if timed := tables is not None and any(weights):
         whole = at("timing.global_step.typical_sec")(profile) or at("step_times.mean.wall_us")(tables) * 1e-6
     else:
-        weights = [sum(one.own.total for one in group.members) for group in groups]
+        weights = [sum(one.own.total for one in group) for group in groups]
         whole = sum(weights) + profile.outside.total
     found = sorted(zip(groups, weights, strict=True), key=lambda item: -item[1])
     return [(group, ratio(part=weight, whole=whole)) for group, weight in found if weight], timed
@@ -201,9 +198,7 @@ def top_modules(profile: Profile) -> tuple[list[tuple[ModuleGroup, float | None]
 
 def _without_the_slow(alike: Sequence[ModuleProfile]) -> Iterator[list[ModuleProfile]]:
     """Modules that are alike, and each by itself that takes far longer than most of them."""
-    taken = {
-        one.name: sum(ModuleGroup([one]).seconds(phase) or 0.0 for phase in ("forward", "backward")) for one in alike
-    }
+    taken = {one.name: own_sec([one]) or 0.0 for one in alike}
     most = _FAR_SLOWER * statistics.median(taken.values())
     slow = [one for one in alike if taken[one.name] > most] if len(alike) >= _ENOUGH_ALIKE else []
     yield [one for one in alike if one not in slow]
@@ -221,16 +216,16 @@ def modules_section(profile: Profile, *, most: int) -> Section:
         return share_of_peak(members) if all(one.own == one.total for one in members) else None
 
     columns = [
-        field("module", "0.name", str),
-        Column("class", lambda item: item[0].members[0].type_name or NOT_DESCRIBED, str, left=True),
-        Column("fwd", lambda item: item[0].seconds("forward"), unit="s"),
-        Column("bwd", lambda item: item[0].seconds("backward"), unit="s"),
+        Column("module", lambda item: name_of_all(item[0]), str),
+        Column("class", lambda item: item[0][0].type_name or NOT_DESCRIBED, str, left=True),
+        Column("fwd", lambda item: own_sec(item[0], ["forward"]), unit="s"),
+        Column("bwd", lambda item: own_sec(item[0], ["backward"]), unit="s"),
         share("share", at("1")),
-        Column("calls", lambda item: profile.per_step(sum(one.calls for one in item[0].members))),
-        Column("", lambda item: profile.per_step(sum(one.own.total for one in item[0].members)), unit="FLOPs"),
-        share("of peak", lambda item: reached(item[0].members)),
+        Column("calls", lambda item: profile.per_step(sum(one.calls for one in item[0]))),
+        Column("", lambda item: profile.per_step(sum(one.own.total for one in item[0])), unit="FLOPs"),
+        share("of peak", lambda item: reached(item[0])),
     ]
-    added_up = any(len(group.members) > 1 for group, _ in found[:most])
+    added_up = any(len(group) > 1 for group, _ in found[:most])
     words = sentences(
         f"And {plain(len(found[most:]))} more." if found[most:] else "",
         "A star stands for numbers that differ: these modules are added up." if added_up else "",

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import ModuleRecord
-from lightning_flops.report.profile_document import top_modules, without_advice
+from lightning_flops.report.profile_document import name_of_all, own_sec, top_modules, without_advice
 from lightning_flops.report.text import figures, render_text, summary, summary_lines
 from lightning_flops.schema.step import Advice, LineProfile, LinesProfile
 from tests.golden_files import golden
@@ -133,7 +133,7 @@ def test_modules_go_by_their_own_time_of_a_typical_step() -> None:
     # fc1 2 + 3 ms and fc2 1 + 4 ms of 20; the root 1.5 ms by itself.
     found, timed = top_modules(PROFILES["cpu"])
     assert timed
-    assert [(group.name, round((share or 0) * 20, 9)) for group, share in found[:3]] == [
+    assert [(name_of_all(group), round((share or 0) * 20, 9)) for group, share in found[:3]] == [
         ("fc1", 5.0),
         ("fc2", 5.0),
         ("(root)", 1.5),
@@ -146,7 +146,7 @@ def test_repeated_layers_are_one_and_layers_of_other_sizes_are_not() -> None:
     same = [replace(linear, name=f"blocks.{number}.up") for number in range(12)]
     other = replace(linear, name="blocks.12.up", extra_repr="in_features=1, out_features=1")
     ((layers, together), (alone, share)), _ = top_modules(replace(profile, modules=(*same, other)))
-    assert (layers.name, alone.name) == ("12 x blocks.*.up", "blocks.12.up")
+    assert (name_of_all(layers), name_of_all(alone)) == ("12 x blocks.*.up", "blocks.12.up")
     assert share is not None and together == 12 * share
 
 
@@ -169,8 +169,8 @@ def test_one_slow_layer_among_equal_ones_has_a_row_and_a_star_stands_only_where_
     took = replace(linear.times, own_forward_sec=0.012, own_backward_sec=0.009)
     layers[7] = replace(layers[7], times=took)
     (others, _), (slow, _) = top_modules(replace(profile, modules=tuple(layers)))[0]
-    assert (others.name, slow.name) == ("11 x blocks.*.mlp.0", "blocks.7.mlp.0")
-    assert others.seconds("forward") == pytest.approx(11 * 0.002) and slow.seconds("forward") == 0.012
+    assert (name_of_all(others), name_of_all(slow)) == ("11 x blocks.*.mlp.0", "blocks.7.mlp.0")
+    assert own_sec(others, ["forward"]) == pytest.approx(11 * 0.002) and own_sec(slow, ["forward"]) == 0.012
 
 
 def test_each_rate_stands_beside_the_time_it_is_of() -> None:
