@@ -5,7 +5,6 @@ A module has its qualified name: ``""`` is the root, dots lead down.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -284,16 +283,13 @@ def module_tree(modules: Sequence[ModuleProfile]) -> ModuleNode | None:
     """
     if not modules:
         return None
-    children: defaultdict[str, list[ModuleProfile]] = defaultdict(list)
-    for module in modules:
-        if module.name:
-            children[parent_name(module.name)].append(module)
+    children = grouped((one for one in modules if one.name), lambda one: parent_name(one.name))
     numbers: dict[object, int] = {}  # a number for every different tree, so that comparing two trees is comparing ints
     tree_numbers: dict[str, int] = {}
     nodes: dict[str, ModuleNode] = {}
 
     for module in reversed(modules):  # those below a module come after it
-        below = children[module.name]
+        below = children.get(module.name, [])
         # What equal neighbours that are numbered one after the other have in common.
         alike: list[object] = [
             (tree_numbers[one.name], int(one.short_name) - place) if one.short_name.isdecimal() else one.short_name

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.counts import FlopCounts, flops_by_phase
+from lightning_flops.analysis.counts import FlopCounts, flops_by_phase, grouped
 from lightning_flops.analysis.devices import devices_called
 from lightning_flops.analysis.rates import COPY
 from lightning_flops.errors import ConfigError, LightningFlopsError
@@ -308,9 +308,8 @@ def _floors(
     FLOPs are those that kernels execute, whatever a mask lets a count leave out: no share of a peak passes 1. Different
     links may carry at the same time.
     """
-    by_link: defaultdict[str, float] = defaultdict(float)
-    for link, row in rows:
-        by_link[link] += row.floor_sec or 0.0
+    of_links = grouped(rows, lambda one: one[0])
+    by_link = {link: sum(row.floor_sec or 0.0 for _, row in of) for link, of in of_links.items()}
     why, found = dict[str, str](), dict[str, Any]()
     if all(row.floor_sec is not None for _, row in rows):
         found["communication_sec"] = math.fsum(by_link.values())

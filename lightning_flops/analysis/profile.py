@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from fractions import Fraction
 from itertools import chain
 from statistics import fmean
-from typing import Any
 
 from lightning_flops.analysis.advice import advise, starved_words, unexplained_words
 from lightning_flops.analysis.counts import (
@@ -32,6 +31,8 @@ from lightning_flops.analysis.rates import (
     build_rates,
     measured_peaks,
     peak_for,
+    ratio,
+    sum_if_all_known,
     whole,
 )
 from lightning_flops.analysis.timing import build_timing, middle_half, timed_steps
@@ -81,8 +82,10 @@ def build_profile(
     dtypes = _flops_by_dtype(spent)
     timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
     peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
+    steps = timed or window.counted_steps
     samples, tokens = (
-        _mean_amount([getattr(step, name) for step in timed or window.counted_steps]) for name in ("samples", "tokens")
+        ratio(part=sum_if_all_known(getattr(step, name) or None for step in steps), whole=len(steps))
+        for name in ("samples", "tokens")
     )
     rates, unavailable = build_rates(flops=flops, timing=timing, samples=samples, tokens=tokens, context=context)
     root = next((module for module in window.modules if module.name == ""), None)
@@ -197,7 +200,6 @@ def build_forward_profile(
             "bounds. get_model_profile() times a forward of its own; in a loop, start_profile(count=False) times the "
             "forwards up to stop_profile() and keeps the counts."
         )
-    outside = flops_by_phase(cell for cell in flops.cells if cell.module == OUTSIDE)
     cells = tuple(
         replace(cell, module=_not_ignored(cell.module, ignored)) for cell in flops.cells if cell.module != OUTSIDE
     )
@@ -208,26 +210,32 @@ def build_forward_profile(
         samples=context.micro_batch_size,
     )
     forward_sec = () if own_sec is None else calls_sec or (math.fsum(own_sec.values()),)
-    of_engine = engine_sec or PhaseSeconds()
     window = WindowRecord(
         profile_step=0,
         context=context,
         modules=records,
         flops=replace(flops, cells=cells),
         counted_steps=(step,),
-        timed_steps=tuple(replace(step, seconds=replace(of_engine, forward=seconds)) for seconds in forward_sec),
+        timed_steps=tuple(
+            replace(step, seconds=replace(engine_sec or PhaseSeconds(), forward=seconds)) for seconds in forward_sec
+        ),
         timing_steps=len(forward_sec),
         notes=tuple(notes),
     )
     names, known = grouped(own_sec or (), lambda name: _not_ignored(name, ignored)), own_sec or {}
     own = {owner: math.fsum(known[name] for name in of) for owner, of in names.items()}
-    untold: dict[str, Any] = {"clock": "hooks", "backward_sec": None, "own_backward_sec": None}
     times = {
-        name: ModuleTimes(forward_sec=sec, own_forward_sec=own.get(name, 0.0), **untold)
+        name: ModuleTimes(
+            clock="hooks",
+            forward_sec=sec,
+            own_forward_sec=own.get(name, 0.0),
+            backward_sec=None,
+            own_backward_sec=None,
+        )
         for name, sec in with_those_below(own, 0.0).items()
     }
     profile = build_profile(window, config=ProfilerConfig(recompute_fwd_factor=recompute_fwd_factor), times=times)
-    return replace(profile, outside=outside)
+    return replace(profile, outside=flops_by_phase(cell for cell in flops.cells if cell.module == OUTSIDE))
 
 
 def _not_ignored(name: str, ignored: Collection[str]) -> str:
@@ -333,12 +341,6 @@ def _set_up(facts: RunFacts) -> dict[str, str]:
         "compiled": "seen" if facts.compiled else None,
     }
     return {name: str(value) for name, value in found.items() if value is not None}
-
-
-def _mean_amount(amounts: Sequence[int | None]) -> float | None:
-    """Mean of samples or tokens; None if one of them is not known."""
-    known = [amount for amount in amounts if amount]
-    return sum(known) / len(known) if known and len(known) == len(amounts) else None
 
 
 def _notes(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from typing import Any, Literal
 
 from lightning_flops.units import NOT_AVAILABLE, duration, page, percent, plain, printable
@@ -122,11 +122,14 @@ CALLS = field("calls", "calls", sort="calls")  # the column that most tables hav
 
 def spread(path: str, labels: str = "total mean max min ratio", *, prefix: str = "", sort: str = "") -> list[Column]:
     """Durations at *path*, one column each, sorted under *sort* or its own label; *prefix* of the first label."""
-    columns = []
-    for label in labels.split():
-        group = f"{path.removesuffix('_self')} {label == 'total'}"  # a total is a thousand times the others
-        time = Column(label, at(f"{path}.{label}_us"), unit="us", sort=sort or label, group=group)
-        columns.append(field(label, f"{path}.ratio", percent) if label == "ratio" else time)
+    group = path.removesuffix("_self")
+    columns = [
+        field(label, f"{path}.ratio", percent)
+        if label == "ratio"
+        # A total is a thousand times the others.
+        else Column(label, at(f"{path}.{label}_us"), unit="us", sort=sort or label, group=f"{group} {label == 'total'}")
+        for label in labels.split()
+    ]
     return [replace(columns[0], label=f"{prefix}{columns[0].label}"), *columns[1:]]
 
 
@@ -216,8 +219,8 @@ LARGEST = 1e300  # more is no figure of a run, and may be an int that no float c
 
 def as_data(section: Section) -> dict[str, Any]:
     """*section* for the page: rows of each table as text, with the numbers that they are sorted by."""
-    items = [{"picture": section.picture}] if section.picture else []
-    items += [one for item in section.items for one in _items(item)]
+    picture = [{"picture": section.picture}] if section.picture else []
+    items = [*picture, *chain.from_iterable(map(_items, section.items))]
     return {"title": section.title, "note": printable(section.note), "items": items}
 
 
@@ -230,12 +233,14 @@ def _items(item: Item) -> Iterator[dict[str, Any]]:
             for place, (column, (label, _, _)) in enumerate(zip(item.columns, laid, strict=True))
         ]
         columns = [
-            list(map(_cell, _cut(texts) if column.is_name else texts, values))
+            map(
+                _cell,
+                _cut(texts) if column.is_name else texts,
+                values,
+                map(column.link, item.rows) if column.link else repeat(None),
+            )
             for column, (_, values, texts) in zip(item.columns, laid, strict=True)
         ]
-        for column, cells_of in zip(item.columns, columns, strict=True):
-            for row, cell in zip(item.rows, cells_of if column.link else (), strict=False):
-                cell += [None, column.link(row)] if column.link else []
         yield {"head": head, "rows": list(map(list, zip(*columns, strict=True)))}
         words = item.more(_ROWS)
     elif isinstance(item, Mapping):
@@ -249,8 +254,10 @@ def _cut(names: Sequence[str]) -> list[str]:
     return [short(name, width) for name in names]
 
 
-def _cell(text: str, value: Any) -> list[Any]:
-    """What a cell shows, and the number that it is sorted by, if it has one that a page can hold."""
+def _cell(text: str, value: Any, link: str | None) -> list[Any]:
+    """What a cell shows, with its *link*, or the number that it is sorted by, if it has one that a page can hold."""
+    if link is not None:
+        return [printable(text), None, link]
     known = isinstance(value, (int, float)) and -LARGEST < value < LARGEST
     return [text, value] if known else [printable(text)]
 
@@ -262,9 +269,12 @@ def as_html(summary: Sequence[str], sections: Iterable[Section]) -> str:
         made.append(f"<b>{escape(section['title'])}</b><p>{escape(section['note'])}</p>")
         for item in section["items"]:
             if "head" in item:
-                rows = ([text for text, *_ in row] for row in item["rows"])
-                labels = _html_row("th", [column["label"] for column in item["head"]], item["head"])
-                made += ["<table>", labels, *(_html_row("td", row, item["head"]) for row in rows), "</table>"]
+                made += [
+                    "<table>",
+                    _html_row("th", [column["label"] for column in item["head"]], item["head"]),
+                    *(_html_row("td", [text for text, *_ in row], item["head"]) for row in item["rows"]),
+                    "</table>",
+                ]
             elif "picture" not in item:
                 made.append(f"<p>{escape(': '.join(item.values()))}</p>")
     return "\n".join(['<div class="lightning-flops">', *made, "</div>\n"])

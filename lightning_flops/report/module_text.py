@@ -174,8 +174,7 @@ def number_to_string(num: float | None, units: str | None = None, precision: int
     if num is None:
         return NOT_AVAILABLE
     if units is None:
-        fits = (one for one, magnitude in _MAGNITUDES.items() if abs(num) >= magnitude)
-        units = next(fits, "u" if num else "")
+        units = next((one for one, least in _MAGNITUDES.items() if abs(num) >= least), "u" if num else "")
     return f"{round(num / _MAGNITUDES.get(units, 1.0), precision):g} {units}{unit}"
 
 
@@ -230,8 +229,7 @@ def aggregated_lines(profile: Profile, view: View = VIEW) -> list[str]:
             text = f"{{{entries}}}" + (f" and {len(found) - top} more" if len(found) > top else "")
             lines += _wrapped(profile, view, text if found else "none", first=f"    {label:<11} - ", rest=" " * 19)
     if 0 <= limit < deepest:
-        levels = f"{deepest} {plural('level', deepest)}"
-        lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
+        lines.append(f"(module_depth is {limit}; the model has {deepest} {plural('level', deepest)} below the root)")
     return lines
 
 

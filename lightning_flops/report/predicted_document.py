@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 from operator import attrgetter
 from typing import Any
 
-from lightning_flops.analysis.counts import FlopCounts, ModuleNode, build_modules, module_tree, pattern_of
+from lightning_flops.analysis.counts import (
+    FlopCounts,
+    ModuleNode,
+    build_modules,
+    grouped,
+    module_tree,
+    parent_name,
+    pattern_of,
+)
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 from lightning_flops.report.document import (
     CALLS,
@@ -103,11 +110,12 @@ def _by_pattern(modules: Sequence[ModuleMemory]) -> list[tuple[str, int, int, in
 
     Of a module without modules inside the last number stays: the layers of a list are not alike.
     """
-    rows = defaultdict[str, list[ModuleMemory]](list)
-    around = {one.name.rpartition(".")[0] for one in modules}
-    for one in modules:
+    around = {parent_name(one.name) for one in modules}
+
+    def pattern(one: ModuleMemory) -> str:
         above, dot, last = one.name.rpartition(".")
-        rows[pattern_of(one.name) if one.name in around else pattern_of(above) + dot + last].append(one)
+        return pattern_of(one.name) if one.name in around else pattern_of(above) + dot + last
+
     summed = [
         (
             _name(name if len(some) > 1 else some[0].name),
@@ -115,7 +123,7 @@ def _by_pattern(modules: Sequence[ModuleMemory]) -> list[tuple[str, int, int, in
             sum(one.kept_bytes for one in some),
             sum(one.peak_bytes for one in some),
         )
-        for name, some in rows.items()
+        for name, some in grouped(modules, pattern).items()
     ]
     return sorted(summed, key=lambda row: (-row[2], -row[3]))
 
@@ -296,9 +304,7 @@ def _nodes(node: ModuleNode) -> Iterator[ModuleNode]:
 def formula_section(report: FormulaReport) -> Section:
     """The formula, the sizes that it holds for, and what was asked of it."""
     several = len({term.dtype for term in report.terms}) > 1
-    sums = defaultdict[str, list[str]](list)
-    for term in report.terms:
-        sums[f"{term.bucket} ({term.dtype})" if several else term.bucket].append(_product(term))
+    sums = grouped(report.terms, lambda term: f"{term.bucket} ({term.dtype})" if several else term.bucket)
     columns = [
         Column("sizes", lambda one: ", ".join(f"{name} {plain(size)}" for name, size in one.sizes.items()), str),
         *all_of({phase: phase for phase in ("forward", "backward", "recompute")}),
@@ -312,7 +318,7 @@ def formula_section(report: FormulaReport) -> Section:
         "are counted by themselves."
     )
     items: list[Item] = [
-        *(f"{bucket} = {' + '.join(terms).replace('+ -', '- ')}" for bucket, terms in sums.items()),
+        *(f"{bucket} = {' + '.join(map(_product, terms)).replace('+ -', '- ')}" for bucket, terms in sums.items()),
         found if report.reason is None else f"No formula: {report.reason}.",
         "An operator that may have FLOPs could not be counted: every figure is a lower bound."
         if report.lower_bound

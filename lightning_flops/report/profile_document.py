@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lightning_flops.analysis.counts import pattern_of
+from lightning_flops.analysis.counts import grouped, pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
 from lightning_flops.report.document import (
     Column,
@@ -83,8 +83,8 @@ def times_section(profile: Profile) -> Section:
         f"Between steps: {', '.join(between)}." if between else "",
         "" if busy is None else f"CPU (process) {percent(busy)} of a processor, CPU (system) {of_all}.",
     )
-    parts = [part for part in timing.parts if any(part.steps_sec)]
-    return Section(title, "", [Table([*parts, timing.global_step], columns, whole=True), words], "steps")
+    rows = [*(part for part in timing.parts if any(part.steps_sec)), timing.global_step]
+    return Section(title, "", [Table(rows, columns, whole=True), words], "steps")
 
 
 def phases_section(profile: Profile) -> Section:
@@ -181,10 +181,10 @@ def top_modules(profile: Profile) -> tuple[list[tuple[list[ModuleProfile], float
     Where none was timed, those with most FLOPs and their shares of all, and False.
     """
     tables = None if profile.traced is None else profile.traced.tables
-    alike: dict[tuple[str, str, str], list[ModuleProfile]] = {}  # names that differ in numbers alone
-    for module in profile.modules:
-        if module.alias_of is None:
-            alike.setdefault((pattern_of(module.name), module.type_name, module.extra_repr), []).append(module)
+    alike = grouped(  # names that differ in numbers alone
+        (one for one in profile.modules if one.alias_of is None),
+        lambda one: (pattern_of(one.name), one.type_name, one.extra_repr),
+    )
     groups = [group for found in alike.values() for group in _without_the_slow(found)]
     weights = [own_sec(group) or 0.0 for group in groups]
     if timed := tables is not None and any(weights):
@@ -287,8 +287,8 @@ def without_advice(profile: Profile) -> str:
         return f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(word, FEW_STEPS)}."
     part = max(timing.parts, key=lambda one: one.typical_sec)
     rows = () if profile.lines is None else [row for row in profile.lines.rows if row.part == part.name and row.file]
-    share = percent(part.typical_sec / timing.global_step.typical_sec)
-    says = f"No rule names a cause: {part.name} takes {share} of a step"
+    taken = percent(part.typical_sec / timing.global_step.typical_sec)
+    says = f"No rule names a cause: {part.name} takes {taken} of a step"
     if rows and not rows[0].only_enters:
         return f"{says}, most of it at {rows[0].where}: {rows[0].start}{'' if rows[0].start.endswith('…') else '.'}"
     entering = sum(row.share or 0.0 for row in rows)
@@ -304,9 +304,7 @@ def notes_sections(notes: Sequence[str], *, most: int | None = None) -> list[Sec
 
 def missing_rates(unavailable: Mapping[str, str]) -> list[str]:
     """Why some rates, by their fields' names, are not known; one sentence for each reason."""
-    reasons: dict[str, list[str]] = {}
-    for rate, reason in unavailable.items():
-        reasons.setdefault(reason, []).append(rate)
+    reasons = grouped(unavailable, unavailable.__getitem__)
     return [f"{NOT_AVAILABLE}: {', '.join(rates)}: {reason}." for reason, rates in reasons.items()]
 
 

@@ -271,10 +271,9 @@ def render_text(profile: Renderable, *, detailed: bool | None = None, width: int
     view = replace(VIEW, width=width or VIEW.width)
     if not (profile.settings.detailed if detailed is None else detailed):
         return page([*_short_lines(profile, view), view.rule()])
-    lines = [*summary_lines(profile, view), *_drawn(short_sections(profile), view)]
-    lines += _drawn([summary_section(profile), *detailed_sections(profile)], view)
-    lines += ["", *aggregated_lines(profile, view), "", *detailed_lines(profile, view)]
-    return page([*lines, view.rule()])
+    sections = [*short_sections(profile), summary_section(profile), *detailed_sections(profile)]
+    modules = ["", *aggregated_lines(profile, view), "", *detailed_lines(profile, view)]
+    return page([*summary_lines(profile, view), *_drawn(sections, view), *modules, view.rule()])
 
 
 def _drawn(sections: Iterable[Section], view: View = VIEW) -> list[str]:
@@ -304,10 +303,9 @@ def line(report: Profile | ThroughputSummary | Comparison) -> str:
 
 
 def _sections(report: object) -> Iterable[Section]:
-    for kind, sections_of in _DOCUMENTS.items():
-        if isinstance(report, kind):
-            return sections_of(report)
-    raise TypeError(f"render_text takes a Profile and the like, got {type(report).__name__}")
+    if type(report) not in _DOCUMENTS:
+        raise TypeError(f"render_text takes a Profile and the like, got {type(report).__name__}")
+    return _DOCUMENTS[type(report)](report)
 
 
 def _short_lines(profile: Profile, view: View = VIEW) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from lightning_flops.analysis.counts import grouped
 from lightning_flops.analysis.devices import why_no_peak
 from lightning_flops.analysis.rates import ratio, why_no_mfu
 from lightning_flops.report.compare_text import OVERLAP, rank_section
@@ -266,9 +266,8 @@ def _operators(report: TraceReport, rows: Sequence[tables.OperatorRow]) -> Secti
 
 def _children(report: TraceReport, children: Sequence[tables.ChildRow]) -> Section:
     """Under each operator what its calls called and launched."""
-    of = defaultdict[str, list[Any]](list)
-    for child in children:
-        of[child.operator].append(replace(child, name=f"  {child.name}"))
+    indented: list[Any] = [replace(child, name=f"  {child.name}") for child in children]
+    of = grouped(indented, attrgetter("operator"))
     rows = [row for one in report.operators or () if one.name in of for row in (one, *of[one.name])]
     columns = [
         *(named("operator, and what it called and launched"), CALLS),
