@@ -188,8 +188,8 @@ class EngineAdapter(LoopAdapter):
             config=config,
             publish=publish,
             # As far as a rank knows without asking the others.
-            frame=Frame.of(
-                "deepspeed",
+            frame=Frame(
+                framework="deepspeed",
                 precision=lambda _: (
                     "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32"
                 ),

@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from lightning_flops.adapters.phases import PhasedAdapter
 from lightning_flops.adapters.place import announce_in_log, mesh_sizes, run_context_on, sizes_along
@@ -104,7 +103,8 @@ class LightningAdapter(PhasedAdapter):
         self._callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
-        self._engine = engine = _engine_of(trainer) if self._trains else None
+        strategy: Any = trainer.strategy
+        self._engine = engine = strategy.deepspeed_engine if self._trains and is_deepspeed(trainer) else None
         # DeepSpeed accumulates across epochs, where Lightning starts anew.
         counter = (trainer, "global_step") if engine is None else (engine, "global_steps")
         self._attempted: Callable[[], int] = partial(getattr, *counter)  # optimizer attempts so far
@@ -138,6 +138,7 @@ class LightningAdapter(PhasedAdapter):
         )
         self.facts = Facts(
             root=pl_module,
+            whole=strategy.model or pl_module,
             device=trainer.strategy.root_device,
             output=output,
             rank=trainer.global_rank,
@@ -164,10 +165,6 @@ class LightningAdapter(PhasedAdapter):
     def optimizers(self) -> Iterable[Any] | None:
         """The Trainer's; none in a loop that does not train."""
         return list(self._trainer.optimizers) if self._trains else []
-
-    def whole_model(self) -> nn.Module:
-        """The strategy's."""
-        return self._trainer.strategy.model or self.facts.root
 
     def loader_workers(self) -> int | None:
         """The fewest of the loop's DataLoaders."""
@@ -405,7 +402,6 @@ def run_context(trainer: Trainer, loop: Loop = "training") -> RunContext:
         trainer.strategy.root_device,
         sizes_along(mesh_sizes(mesh), world_size=trainer.world_size),
         framework=root,
-        framework_version=str(getattr(sys.modules.get(root.partition(".")[0]), "__version__", "unknown")),
         precision=str(trainer.precision),
         rank=trainer.global_rank,
         world_size=trainer.world_size,
@@ -423,11 +419,6 @@ def _import_root(trainer: Trainer) -> str:
 def is_deepspeed(trainer: Trainer) -> bool:
     """Whether *trainer* uses a DeepSpeedStrategy, of either import root, or a subclass of it."""
     return any(kind.__name__ == "DeepSpeedStrategy" for kind in type(trainer.strategy).__mro__)
-
-
-def _engine_of(trainer: Trainer) -> Any:
-    """The engine that *trainer* uses in a fit; None without DeepSpeed."""
-    return trainer.strategy.deepspeed_engine if is_deepspeed(trainer) else None  # type: ignore[attr-defined]
 
 
 def block_of(trainer: Trainer) -> object | None:

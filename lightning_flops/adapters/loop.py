@@ -120,6 +120,7 @@ class LoopAdapter(PhasedAdapter):
         steps_before: int = 0,
         initial_step: int = 0,
         root: nn.Module | None = None,
+        whole: nn.Module | None = None,
         device: torch.device | None = None,
         settle_steps: int = 2,
         ends_when_dropped: bool = False,
@@ -128,6 +129,7 @@ class LoopAdapter(PhasedAdapter):
         self._optimizers = tuple(optimizers)
         self.facts = Facts(
             root=root_of(model) if root is None else root,
+            whole=model if whole is None else whole,
             device=device_of(model) if device is None else device,
             output=output,
             rank=frame.rank,
@@ -165,10 +167,6 @@ class LoopAdapter(PhasedAdapter):
     def optimizers(self) -> Iterable[Any] | None:
         """Those that were given."""
         return self._optimizers or None
-
-    def whole_model(self) -> nn.Module:
-        """The model as it was given."""
-        return self._model
 
     def loader_workers(self) -> int | None:
         """Those of the first DataLoader that was asked."""

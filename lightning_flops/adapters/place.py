@@ -30,9 +30,12 @@ from lightning_flops.sinks.services import Services, TensorBoardFiles
 from lightning_flops.units import printable, shown
 
 
-def run_context_on(device: torch.device, sizes: ParallelSizes, **fields: Any) -> RunContext:
-    """The context of a run on *device*, on this machine, in groups of these *sizes*; *fields* are the others."""
+def run_context_on(device: torch.device, sizes: ParallelSizes, *, framework: str, **fields: Any) -> RunContext:
+    """The context of a run by *framework*, whose package is loaded, on *device*, in groups of these *sizes*."""
+    package = sys.modules.get(framework.partition(".")[0])
     return RunContext(
+        framework=framework,
+        framework_version=str(getattr(package, "__version__", "unknown")),
         torch_version=str(torch.__version__),  # whose class is its own
         device_type=device.type,
         device_name=name_of_chip(torch.cuda.get_device_properties(device))
@@ -88,8 +91,7 @@ def announce_in_log(name: str, sentence: str) -> None:
 class Frame:
     """What the library that drives the loop knows of it; without one, what torch knows."""
 
-    framework: str
-    framework_version: str
+    framework: str  # whose package is loaded
     rank: int
     world_size: int
     strategy: str
@@ -97,20 +99,14 @@ class Frame:
     sizes: ParallelSizes | None = None  # None: as the meshes say that the model's parameters are spread over
     writers: tuple[Any, ...] = ()  # services that get the reports
 
-    @classmethod
-    def of(cls, framework: str, **known: Any) -> Frame:
-        """The frame of a loop by *framework*, whose package is loaded."""
-        package = sys.modules.get(framework.partition(".")[0])
-        return cls(framework=framework, framework_version=str(getattr(package, "__version__", "unknown")), **known)
-
 
 def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
     """The frame of a loop that trains *model* by accelerate's *accelerator*, Lightning's *fabric* or neither (None)."""
     if accelerator is not None:
         return accelerate_frame(accelerator, model)
     if fabric is not None:
-        return Frame.of(
-            "lightning.fabric" if type(fabric).__module__.startswith("lightning.") else "lightning_fabric",
+        return Frame(
+            framework="lightning.fabric" if type(fabric).__module__.startswith("lightning.") else "lightning_fabric",
             rank=int(fabric.global_rank),
             world_size=int(fabric.world_size),
             precision=lambda _: str(fabric.strategy.precision.precision),
@@ -118,8 +114,8 @@ def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
             writers=tuple(fabric.loggers),
         )
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return Frame.of(
-        "torch",
+    return Frame(
+        framework="torch",
         rank=torch.distributed.get_rank() if distributed else 0,
         world_size=torch.distributed.get_world_size() if distributed else 1,
         precision=lambda autocast: _precision(model, autocast),
@@ -133,8 +129,8 @@ def accelerate_frame(accelerator: Any, model: nn.Module, *, framework: str = "ac
     given = getattr(accelerator, "parallelism_config", None)
     known = {kind: int(getattr(given, f"{kind}_size", 1) or 1) for kind in ("tp", "cp", "sp")}
     mixed = str(accelerator.mixed_precision)
-    return Frame.of(
-        framework,
+    return Frame(
+        framework=framework,
         rank=int(accelerator.process_index),
         world_size=world_size,
         precision=lambda autocast: _precision(model, autocast if mixed == "no" else mixed),
@@ -172,9 +168,16 @@ def run_context(
         meshes = {id(mesh): mesh for mesh in (getattr(one, "device_mesh", None) for one in model.parameters())}
         known = [item for mesh in meshes.values() for item in mesh_sizes(mesh).items()]
         sizes = sizes_along(dict(sorted(known, key=operator.itemgetter(1))), world_size=frame.world_size)
-    alike = ("framework", "framework_version", "rank", "world_size", "strategy")
-    fields: dict[str, Any] = {name: getattr(frame, name) for name in alike}
-    return run_context_on(device, sizes, precision=frame.precision(autocast), accumulate=accumulate, **fields)
+    return run_context_on(
+        device,
+        sizes,
+        framework=frame.framework,
+        rank=frame.rank,
+        world_size=frame.world_size,
+        strategy=frame.strategy,
+        precision=frame.precision(autocast),
+        accumulate=accumulate,
+    )
 
 
 def loop_output(

@@ -336,5 +336,5 @@ def _context(engine: Any, device: torch.device, samples: int | None) -> tuple[Ru
         if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
             backward, optimizer = (engine.timers(name).elapsed(reset=False) / 1e3 for name in ("bwd", "step"))  # in ms
             seconds = PhaseSeconds(backward=backward, optimizer=optimizer)
-    fields |= {"framework": "torch", "framework_version": torch.__version__, "precision": ""}
-    return run_context_on(device, sizes, loop="predict" if seconds is None else "training", **fields), seconds
+    loop = "predict" if seconds is None else "training"
+    return run_context_on(device, sizes, framework="torch", precision="", loop=loop, **fields), seconds

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator, data_loader as accelerate_loaders
-from torch import nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler
@@ -88,6 +87,7 @@ class TrainerAdapter(LoopAdapter):
             frame=frame,
             output=output,
             root=trainer.model,  # made by now
+            whole=getattr(self._engine, "module", trainer.model_wrapped),  # with its wrappers, without an engine
             settle_steps=steps_to_settle(batches_ahead=ahead, batches_a_step=accumulate),
         )
         self._steps.known.says_ends = self._steps.known.says_outside = True
@@ -100,11 +100,6 @@ class TrainerAdapter(LoopAdapter):
     def x_axis(self) -> int:
         """The Trainer's own step."""
         return int(self.trainer.state.global_step)
-
-    def whole_model(self) -> nn.Module:
-        """The model with its wrappers, without an engine."""
-        model: nn.Module = getattr(self._engine, "module", self._model)
-        return model
 
     def begin(self) -> None:
         """The first epoch begins."""

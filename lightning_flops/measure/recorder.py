@@ -162,7 +162,7 @@ class Recorder:
         memory: follows the parts of the counted steps of the window.
         tracer: traces steps after the timed ones; None: none is traced.
         lines: samples the user's lines in steps after these; None: it was not asked for.
-        whole: returns *root* with all its wrappers; None: it has none.
+        whole: *root* with all its wrappers; None: it has none.
         counted: gets every step that was counted to its end.
         may_time: whether the steps after so many can be timed; if not, they are left alone.
     """
@@ -179,7 +179,7 @@ class Recorder:
         memory: MemoryWatch | None = None,
         tracer: StepTracer | None = None,
         lines: LineSampler | None = None,
-        whole: Callable[[], nn.Module | None] = lambda: None,
+        whole: nn.Module | None = None,
         counted: Callable[[CountedStep], None] = lambda step: None,
         may_time: Callable[[int], bool] = lambda steps_done: True,
     ) -> None:
@@ -341,7 +341,7 @@ class Recorder:
 
     def _window(self, counter: PartCounter) -> _Life:
         first = yield from self._count(counter)
-        modules = describe_modules(self._root, whole=self._whole(), note=self._notes.add)
+        modules = describe_modules(self._root, whole=self._whole, note=self._notes.add)
         measured = Measured(counter=counter, counted=[first], modules=modules)
         if not self.closed:  # asking the user's modules may have ended the run
             self.measured = measured

@@ -20,6 +20,7 @@ class Facts:
     """What does not change in a run."""
 
     root: nn.Module  # the model whose modules own the work
+    whole: nn.Module  # with all its wrappers
     device: torch.device  # where the model is
     output: LoggedOutput  # where rank 0 shows its reports
     rank: int = 0
@@ -51,10 +52,6 @@ class Adapter(ABC):
     @abstractmethod
     def optimizers(self) -> Iterable[Any] | None:
         """The optimizers that update the model; None if they are not known."""
-
-    def whole_model(self) -> nn.Module:
-        """The model with all its wrappers."""
-        return self.facts.root
 
     def loader_workers(self) -> int | None:
         """The fewest workers of the training DataLoaders; None if they are not known."""

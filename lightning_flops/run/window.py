@@ -166,7 +166,7 @@ def new_window(
         memory=memory,
         tracer=tracer,
         lines=LineSampler(asked=config.lines),
-        whole=adapter.whole_model,
+        whole=facts.whole,
         counted=counted,
         may_time=partial(may_time, step or 0),
     )

@@ -260,7 +260,7 @@ def rank_0_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Watched, Ra
     store = Watched()
     with monkeypatch.context() as patch:
         patch.setattr(delivery, "Ranks", partial(Ranks, find_store=lambda: store, number=0))
-        frame = Frame.of("torch", rank=0, world_size=2, strategy="", precision=lambda _: "fp32")
+        frame = Frame(framework="torch", rank=0, world_size=2, strategy="", precision=lambda _: "fp32")
         patch.setattr("lightning_flops.pytorch.frame_of", lambda model, **_: frame)
         yield store, Ranks(rank=1, world_size=2, config=ProfilerConfig(), number=0, find_store=lambda: store.store)
 
@@ -392,7 +392,7 @@ def test_a_rank_whose_run_fails_before_it_begins_says_so_and_its_next_run_is_the
 ) -> None:
     store = distributed.HashStore()
     monkeypatch.setattr(delivery, "Ranks", partial(Ranks, find_store=lambda: store))
-    frame = Frame.of("torch", rank=1, world_size=2, strategy="", precision=lambda _: "fp32")
+    frame = Frame(framework="torch", rank=1, world_size=2, strategy="", precision=lambda _: "fp32")
     monkeypatch.setattr("lightning_flops.pytorch.frame_of", lambda model, **_: frame)
     with monkeypatch.context() as patch:
         patch.setattr(LoopAdapter, "begin", lambda self: 1 // 0)
@@ -420,7 +420,7 @@ def test_a_run_that_is_collected_hands_over_and_waits_for_nothing(
     """The analysis would go on for a minute: only who asks at the program's end waits for it."""
     analysis, profiles = SlowAnalysis(monkeypatch), list[Profile]()
     config = ProfilerConfig(**SETTINGS)
-    frame = Frame.of("torch", rank=0, world_size=1, strategy="", precision=lambda _: "fp32")
+    frame = Frame(framework="torch", rank=0, world_size=1, strategy="", precision=lambda _: "fp32")
     output = loop_output(frame, config, log_dir=tmp_path)
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

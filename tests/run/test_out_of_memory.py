@@ -148,7 +148,7 @@ def test_out_of_memory_outside_of_every_step_is_said_and_another_error_is_not(
 def test_of_several_ranks_the_first_alone_says_it(
     rank: int, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
 ) -> None:
-    frame = Frame.of("torch", rank=rank, world_size=2, strategy="", precision=lambda _: "fp32")
+    frame = Frame(framework="torch", rank=rank, world_size=2, strategy="", precision=lambda _: "fp32")
     monkeypatch.setattr("lightning_flops.pytorch.frame_of", lambda model, **_: frame)
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"), profile_training(nn.Linear(4, 2)):
         torch.empty(HUGE, dtype=torch.uint8)
