@@ -21,7 +21,6 @@ from torch import nn
 
 from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import Frame
-from lightning_flops.adapters.wrapping import hear
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.batches import tensor_shapes
@@ -274,7 +273,7 @@ class EngineAdapter(LoopAdapter):
     ) -> None:
         """Have *begins* and *ends* called around a method of the engine, which is over with what it raises."""
         raises = EngineAdapter.raised
-        hear(self, type(self.engine), name, undo, begins=begins, ends=ends, raises=raises, of=self.engine)
+        self.hear(type(self.engine), name, undo, begins=begins, ends=ends, raises=raises, of=self.engine)
 
     def _hear(self, undo: Undo) -> None:
         super()._hear(undo)
@@ -392,7 +391,7 @@ class PipelineAdapter(EngineAdapter):
             # Without other stages there is nothing to exchange.
             if name in names and part is not None and (self.engine.num_stages > 1 or part != "bubble"):
                 begins = partial(PipelineAdapter._part_begins, part=part)
-                hear(self, owner, one, undo, begins=begins, ends=PipelineAdapter._part_ends, of=self.engine)
+                self.hear(owner, one, undo, begins=begins, ends=PipelineAdapter._part_ends, of=self.engine)
 
     def _forget_instruction(self) -> None:
         """Remove our wrapper from the function of its latest instruction, which the engine keeps as an attribute."""

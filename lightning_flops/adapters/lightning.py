@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_flops.adapters.phases import PhasedAdapter
+from lightning_flops.adapters.hearing import HearingAdapter, Hook
 from lightning_flops.adapters.place import announce_in_log, mesh_sizes, run_context_on, sizes_along
-from lightning_flops.adapters.wrapping import Hook, hear, hear_fetches
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.batches import samples_in, tensor_shapes
 from lightning_flops.measure.patches import listen
@@ -82,7 +81,7 @@ class _Done:
     inner: set[TimePhase] = field(default_factory=set)  # parts of ``_OPENS`` that run, while parts are marked
 
 
-class LightningAdapter(PhasedAdapter):
+class LightningAdapter(HearingAdapter):
     """The adapter of one *loop* of a Trainer's, on one rank, for *callback*.
 
     *own_folder* takes reports if no logger has a folder.
@@ -177,11 +176,11 @@ class LightningAdapter(PhasedAdapter):
         """The loop is about to fetch its first batch."""
         undo = self.run.undo
         self.run.begin()
-        hear_fetches(self, undo)
+        self.hear_fetches(undo)
         for module in filter(None, (sys.modules.get(f"{root}.trainer.call") for root in IMPORT_ROOTS)):
             if hasattr(module, _EVERY_LOOP):
                 begins, ends = LightningAdapter._leaves, LightningAdapter._comes_back
-                hear(self, module, _EVERY_LOOP, undo, begins=begins, ends=ends)
+                self.hear(module, _EVERY_LOOP, undo, begins=begins, ends=ends)
         if self._manual:
             self._hear_what_is_called_by_hand(undo)
         self._done.attempts = self._attempted()
@@ -255,7 +254,7 @@ class LightningAdapter(PhasedAdapter):
     def _hear_what_is_called_by_hand(self, undo: Undo) -> None:
         begins, ends = LightningAdapter._begins_by_hand, LightningAdapter._ends_by_hand
         parts = {"begins": partial(begins, part="backward"), "ends": partial(ends, part="backward")}
-        hear(self, torch.autograd, "backward", undo, **parts)
+        self.hear(torch.autograd, "backward", undo, **parts)
         update = Hook(self, partial(begins, part="optimizer")), Hook(self, partial(ends, part="optimizer"))
         for one in self._trainer.optimizers:
             if hasattr(one, "register_step_pre_hook"):

@@ -17,10 +17,9 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lightning_flops.adapters.phases import PhasedAdapter
+from lightning_flops.adapters.hearing import HearingAdapter, Hook, nothing
 from lightning_flops.adapters.place import Frame, called_in, device_of, root_of, run_context
 from lightning_flops.adapters.steps import StepEnd, Steps
-from lightning_flops.adapters.wrapping import Hook, hear, hear_around_updates, hear_calls, hear_fetches, nothing
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import HIDDEN_SHAPE, alike_parts, first_tensor, samples_in, tensor_shapes
 from lightning_flops.measure.fake_steps import in_shapes, kept_call
@@ -97,7 +96,7 @@ class _Known:
     workers: int | None = None
 
 
-class LoopAdapter(PhasedAdapter):
+class LoopAdapter(HearingAdapter):
     """The adapter of one loop, on one rank, which has made *steps_before* steps without it.
 
     With *log_every_n_steps* 0, throughput is written when a subclass says so. The last arguments are as in ``Facts``.
@@ -184,13 +183,13 @@ class LoopAdapter(PhasedAdapter):
         self._hear_models(undo)
         self._hear_updates(undo)
         begins, ends, raises = kind.backward_begins, kind.backward_ends, getattr(kind, "raised", None)
-        hear(self, torch.autograd, "backward", undo, begins=begins, ends=ends, raises=raises)
+        self.hear(torch.autograd, "backward", undo, begins=begins, ends=ends, raises=raises)
         begins, ends = partial(kind.backward_begins, grad_only=True), partial(kind.backward_ends, grad_only=True)
-        hear(self, torch.autograd, "grad", undo, begins=begins, ends=ends)
-        hear_fetches(self, undo)
+        self.hear(torch.autograd, "grad", undo, begins=begins, ends=ends)
+        self.hear_fetches(undo)
 
     def _hear_models(self, undo: Undo) -> None:
-        hear_calls(self, called_in(self._model), undo, begins=type(self).forward_begins, ends=type(self).forward_ends)
+        self.hear_calls(called_in(self._model), undo, begins=type(self).forward_begins, ends=type(self).forward_ends)
 
     def _hear_updates(self, undo: Undo) -> None:
         kind = type(self)
@@ -201,7 +200,7 @@ class LoopAdapter(PhasedAdapter):
                 undo.callback(one.register_step_post_hook(ends).remove)
             else:  # several in one, or another thing with a step
                 over = partial(kind.update_ends, name=id(one))
-                hear(self, type(one), "step", undo, begins=kind.update_begins, ends=over, raises=nothing, of=one)
+                self.hear(type(one), "step", undo, begins=kind.update_begins, ends=over, raises=nothing, of=one)
         if not self._optimizers:
             hear_steps(undo, begins, ends, failed=partial(failed, self.run))
 
@@ -391,7 +390,7 @@ class LoopAdapter(PhasedAdapter):
         """Hear what belongs to an update and is none: clipping, and dropping gradients."""
         super().mark_parts(stack)
         begins, ends = partial(LoopAdapter._part_begins, part="optimizer"), LoopAdapter._part_ends
-        hear_around_updates(self, (*self._optimizers, *called_in(self._model)), stack, begins=begins, ends=ends)
+        self.hear_around_updates((*self._optimizers, *called_in(self._model)), stack, begins=begins, ends=ends)
 
     def _part_begins(self, *_: Any, part: TimePhase, **__: Any) -> None:
         if self._steps.step.in_round:  # it is between the loss and its backward

@@ -21,7 +21,6 @@ from transformers.trainer_callback import CallbackHandler
 from lightning_flops.adapters.deepspeed import switch_off_builtin
 from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import Frame, accelerate_frame, log_is_shown, optimizers_in
-from lightning_flops.adapters.wrapping import hear
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.module_scope import parallel_sizes
 from lightning_flops.measure.recorder import steps_to_settle
@@ -106,14 +105,14 @@ class TrainerAdapter(LoopAdapter):
         run, trainer, kind = self.run, self.trainer, TrainerAdapter
         if self._engine is not None:
             switch_off_builtin(self._engine, run)
-        hear(self, type(trainer), "log", run.undo, begins=kind._log_begins, ends=kind._log_ends, of=trainer)
+        self.hear(type(trainer), "log", run.undo, begins=kind._log_begins, ends=kind._log_ends, of=trainer)
         over = kind.finish
-        hear(self, CallbackHandler, "on_epoch_begin", run.undo, raises=over, of=trainer.callback_handler)
+        self.hear(CallbackHandler, "on_epoch_begin", run.undo, raises=over, of=trainer.callback_handler)
         if hasattr(trainer, "_run_epoch"):  # otherwise what is on torch after an error stays until it trains again
-            hear(self, type(trainer), "_run_epoch", run.undo, raises=over, of=trainer)
+            self.hear(type(trainer), "_run_epoch", run.undo, raises=over, of=trainer)
         for name, what in _LEFT_OUT.items():
             leaves = partial(kind._leaves, what=what)
-            hear(self, type(trainer), name, run.undo, begins=leaves, ends=kind._comes_back, of=trainer)
+            self.hear(type(trainer), name, run.undo, begins=leaves, ends=kind._comes_back, of=trainer)
         super().begin()
         self._goes_away("start")  # until the first batch is asked for
 
@@ -122,9 +121,9 @@ class TrainerAdapter(LoopAdapter):
             super()._hear_updates(undo)
         else:  # accelerate has it update inside of its own backward, which is more than autograd's
             kind, backward = TrainerAdapter, {"of": self.trainer.accelerator}
-            hear(self, Accelerator, "backward", undo, begins=kind.backward_begins, ends=kind.backward_ends, **backward)
+            self.hear(Accelerator, "backward", undo, begins=kind.backward_begins, ends=kind.backward_ends, **backward)
             update = {"begins": kind.update_begins, "ends": kind.update_ends}
-            hear(self, type(self._engine), "step", undo, of=self._engine, **update)
+            self.hear(type(self._engine), "step", undo, of=self._engine, **update)
 
     # ---- parts of a step that no hook of torch's shows, while they are marked
 
@@ -138,7 +137,7 @@ class TrainerAdapter(LoopAdapter):
         )
         for owner, name, part, of in parts:
             begins = partial(TrainerAdapter._part_begins, part=part)
-            hear(self, owner, name, stack, begins=begins, ends=TrainerAdapter._part_ends, of=of)
+            self.hear(owner, name, stack, begins=begins, ends=TrainerAdapter._part_ends, of=of)
 
     # ---- batches
 
