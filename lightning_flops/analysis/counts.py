@@ -26,7 +26,7 @@ from lightning_flops.schema.step import ModuleProfile, ModuleTimes
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key", bound=Hashable)
-_Amount = TypeVar("_Amount", float, PhaseFlops, PhaseBytes)
+_Amount = TypeVar("_Amount", int, float, PhaseFlops, PhaseBytes)
 
 
 def parent_name(name: str) -> str:
@@ -49,10 +49,14 @@ def with_those_above(name: str) -> Iterator[str]:
 
 def with_those_below(own: Mapping[str, _Amount], nothing: _Amount) -> dict[str, _Amount]:
     """What each module has of its *own* and what those below it have, added up, beginning with *nothing*."""
-    sums: dict[str, _Amount] = {}
-    for name, amount in own.items():
-        for above in with_those_above(name):
-            sums[above] = sums.get(above, nothing) + amount
+    return summed(((above, amount) for name, amount in own.items() for above in with_those_above(name)), nothing)
+
+
+def summed(amounts: Iterable[tuple[_Key, _Amount]], nothing: _Amount) -> dict[_Key, _Amount]:
+    """The *amounts* of each key added up, beginning with *nothing*."""
+    sums: dict[_Key, _Amount] = {}
+    for key, amount in amounts:
+        sums[key] = sums.get(key, nothing) + amount
     return sums
 
 
@@ -254,8 +258,8 @@ class ModuleNode:
     """A module with the modules right below it; one node may stand for several equal neighbours."""
 
     module: ModuleProfile
+    alike: tuple[ModuleProfile, ...]  # the equal neighbours that it stands for, of which *module* is the first
     children: tuple[ModuleNode, ...] = ()
-    last: ModuleProfile | None = None  # of the equal neighbours that it stands for; None if it stands for itself alone
     size: int = 1  # modules in the tree below and including *module*, nothing folded
     called: bool = False  # a call of *module*, or of one below it, was seen
 
@@ -295,13 +299,14 @@ def module_tree(modules: Sequence[ModuleProfile]) -> ModuleNode | None:
             (tree_numbers[one.name], int(one.short_name) - place) if one.short_name.isdecimal() else one.short_name
             for place, one in enumerate(below)
         ]
-        runs = [list(run) for _, run in groupby(zip(alike, below, strict=True), key=itemgetter(0))]
+        runs = [[one for _, one in run] for _, run in groupby(zip(alike, below, strict=True), key=itemgetter(0))]
         shown = (module.type_name, module.extra_repr, module.params, module.calls, module.total, module.alias_of)
         trees_below = tuple((child.short_name, tree_numbers[child.name]) for child in below)
         tree_numbers[module.name] = numbers.setdefault((shown, trees_below), len(numbers))
         nodes[module.name] = ModuleNode(
             module=module,
-            children=tuple(replace(nodes[run[0][1].name], last=run[-1][1] if len(run) > 1 else None) for run in runs),
+            alike=(module,),
+            children=tuple(replace(nodes[run[0].name], alike=tuple(run)) for run in runs),
             size=1 + sum(nodes[child.name].size for child in below),
             called=module.calls > 0 or any(nodes[child.name].called for child in below),
         )

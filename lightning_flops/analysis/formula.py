@@ -251,11 +251,6 @@ class FlopsFormula(codec.Printed):
         """Whether there is a formula. Without one, every batch is counted."""
         return self._formula.solved is not None
 
-    @property
-    def reason(self) -> str | None:
-        """Why there is no formula; None if there is one."""
-        return None if self.holds else _NO_POLYNOMIAL
-
     def __call__(self, **sizes: int) -> SizedFlops:
         """FLOPs of a forward and backward on a batch of these *sizes*, by name.
 
@@ -285,7 +280,7 @@ class FlopsFormula(codec.Printed):
         formula, solved = self._formula, self._formula.solved or _Solved((), 1, {}, {})
         names = [self._names[place] for place in formula.varying if self.holds]
         return FormulaReport(
-            reason=self.reason,
+            reason=None if self.holds else _NO_POLYNOMIAL,
             sizes=tuple(
                 FormulaSize(name=name, least=one[0], greatest=one[-1], apart=one.step)
                 for name, one in zip(names, formula.ranges, strict=False)

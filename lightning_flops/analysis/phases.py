@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from lightning_flops.analysis.counts import summed
 from lightning_flops.analysis.rates import peak_seconds, per_second, ratio, sum_if_all_known, utilization, whole
 from lightning_flops.records import REST, ROLLOUT, SCORING, TRAINING, BucketFlops, StepRecord, WindowRecord
 from lightning_flops.schema.step import PhaseProfile
@@ -23,17 +24,15 @@ def build_phases(
 
     *tokens* are those of a step's batches.
     """
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for step in timed:
-        for name, spent in step.phase_sec.items():
-            seconds[name] += spent / len(timed)
+    spent_sec = ((name, spent / len(timed)) for step in timed for name, spent in step.phase_sec.items())
+    seconds = defaultdict(float, summed(spent_sec, 0.0))
     ran = {TRAINING, *window.phases, *seconds} - {REST}
     if ran == {TRAINING}:
         return {}
     steps = max(1, len(window.counted_steps))
     in_order = dict.fromkeys((ROLLOUT, SCORING, TRAINING, *window.phases, *seconds))
     flops = {name: _model_flops(window.phases.get(name, {})) for name in (*filter(ran.__contains__, in_order), REST)}
-    of_step = {name: whole(spent.total(), of=steps) for name, spent in flops.items()}
+    of_step = {name: whole(sum(spent.values()), of=steps) for name, spent in flops.items()}
     of_step[TRAINING] += model_flops - sum(of_step.values())  # each is rounded
     found = {}
     for name, spent_in in flops.items():
@@ -51,12 +50,9 @@ def build_phases(
     return found
 
 
-def _model_flops(flops: BucketFlops) -> Counter[str]:
+def _model_flops(flops: BucketFlops) -> dict[str, int]:
     """Forward and backward by dtype."""
-    found: Counter[str] = Counter()
-    for (bucket, dtype), amount in flops.items():
-        found[dtype] += amount * (bucket in ("forward", "backward"))
-    return found
+    return summed(((dtype, spent * (bucket in ("forward", "backward"))) for (bucket, dtype), spent in flops.items()), 0)
 
 
 def _with_tokens(rollout: PhaseProfile, window: WindowRecord, steps: Sequence[StepRecord]) -> PhaseProfile:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.counts import FlopCounts, flops_by_phase, grouped
+from lightning_flops.analysis.counts import FlopCounts, flops_by_phase, summed
 from lightning_flops.analysis.devices import devices_called
 from lightning_flops.analysis.rates import COPY
 from lightning_flops.errors import ConfigError, LightningFlopsError
@@ -160,21 +159,20 @@ def build_memory_report(tensors: StepTensors) -> MemoryReport:
     held, growing = _held(lives, events), _held(filter(_goes_with_batch, lives), events)
     moment = int(held.argmax())
     (*_, last) = (life for life in lives if life.born == moment)
-    kinds, kept, at_peak = Counter[MemoryKind](), Counter[str](), Counter[str]()
-    for life in lives:
-        if life.born <= moment and (life.died is None or life.died > moment):
-            kinds[life.kind] += life.size
-            if life.kind in ("activations", "temporary"):
-                at_peak[life.module] += life.size
-    for life in lives[tensors.before_forward :]:
-        if life.kind == "activations" and life.part != "backward":
-            kept[life.module] += life.size
-    modules = [ModuleMemory(name=name, kept_bytes=kept[name], peak_bytes=at_peak[name]) for name in {**kept, **at_peak}]
+    alive = [life for life in lives if life.born <= moment and (life.died is None or life.died > moment)]
+    kinds = summed(((life.kind, life.size) for life in alive), 0)
+    at_peak = summed(((life.module, life.size) for life in alive if life.kind in ("activations", "temporary")), 0)
+    by_forward = (life for life in lives[tensors.before_forward :] if life.part != "backward")
+    kept = summed(((life.module, life.size) for life in by_forward if life.kind == "activations"), 0)
+    modules = [
+        ModuleMemory(name=name, kept_bytes=kept.get(name, 0), peak_bytes=at_peak.get(name, 0))
+        for name in {**kept, **at_peak}
+    ]
     grows = growing > 0
     return MemoryReport(
         peak_bytes=int(held[moment]),
         batch_size=size,
-        at_peak=dict(kinds.most_common()),
+        at_peak=dict(sorted(kinds.items(), key=lambda item: -item[1])),
         when=PeakMoment(part=last.part, module=last.module, operator=last.operator),
         modules=tuple(sorted(modules, key=lambda one: (-one.kept_bytes, -one.peak_bytes))),
         flops=tensors.flops.forward + tensors.flops.backward,
@@ -308,8 +306,7 @@ def _floors(
     FLOPs are those that kernels execute, whatever a mask lets a count leave out: no share of a peak passes 1. Different
     links may carry at the same time.
     """
-    of_links = grouped(rows, lambda one: one[0])
-    by_link = {link: sum(row.floor_sec or 0.0 for _, row in of) for link, of in of_links.items()}
+    by_link = summed(((link, row.floor_sec or 0.0) for link, row in rows), 0.0)
     why, found = dict[str, str](), dict[str, Any]()
     if all(row.floor_sec is not None for _, row in rows):
         found["communication_sec"] = math.fsum(by_link.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -17,6 +16,7 @@ from lightning_flops.analysis.counts import (
     bytes_by_phase,
     flops_by_phase,
     grouped,
+    summed,
     with_those_above,
     with_those_below,
 )
@@ -261,14 +261,14 @@ def _spent_by_step(window: WindowRecord, predicted: Sequence[BucketFlops]) -> di
 
     They are the mean of those *predicted* of the model, or of the counted steps; as large a part of each is skipped.
     """
-    counted, skipped = window.flops.by_bucket(), Counter[tuple[str, str]]()
-    for cell in window.flops.cells:
-        skipped[cell.phase, cell.dtype] += cell.skipped
-    found = {}
+    skipped: dict[tuple[str, str], int] = summed(
+        (((cell.phase, cell.dtype), cell.skipped) for cell in window.flops.cells), 0
+    )
+    counted, found = window.flops.by_bucket(), {}
     for key in dict.fromkeys(chain(counted, *predicted)):
         amounts = [one.get(key, 0) for one in predicted if key[0] != "outside"]
         flops = whole(sum(amounts) if amounts else counted[key], of=len(amounts) or max(1, len(window.counted_steps)))
-        found[key] = flops, whole(flops * skipped[key], of=counted[key] or 1)
+        found[key] = flops, whole(flops * skipped.get(key, 0), of=counted[key] or 1)
     return found
 
 

@@ -108,8 +108,8 @@ def all_of(paths: Mapping[str, str], show: Callable[[Any], str] = plain, *, unit
 
 
 def filled(rows: Sequence[Any], columns: Sequence[Column]) -> list[Column]:
-    """The *columns* of which at least one of *rows* has a value."""
-    return [column for column in columns if any(column.of(row) is not None for row in rows)]
+    """The *columns* of which at least one of *rows* has a value, or any text."""
+    return [column for column in columns if any(column.of(row) not in (None, "") for row in rows)]
 
 
 def named(label: str) -> Column:

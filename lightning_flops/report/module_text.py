@@ -276,9 +276,9 @@ def _wrapped(profile: Profile, view: View, text: str, *, first: str = "", rest: 
 def names_of(node: ModuleNode) -> tuple[str, str]:
     """What their parent calls the modules of *node*, and their class: ``0-11`` and ``12 x Block``."""
     name, kind = node.module.short_name, node.module.type_name or NOT_DESCRIBED
-    if node.last is None:
+    if len(node.alike) == 1:
         return name, kind
-    return f"{name}-{node.last.short_name}", f"{int(node.last.short_name) - int(name) + 1} x {kind}"
+    return f"{name}-{node.alike[-1].short_name}", f"{len(node.alike)} x {kind}"
 
 
 # What is said of a module by whether it has FLOPs, and whether something in it was not counted.
@@ -311,7 +311,10 @@ class _Tree:
             yield f"{inside}... {node.size - 1} modules inside, deeper than module_depth"
         else:
             for child in node.children:
-                yield from self.lines(child, names=_names_below(names, child), indent=inside)
+                below = [
+                    f"{name}.{one.short_name}" if name else one.short_name for name in names for one in child.alike
+                ]
+                yield from self.lines(child, names=below, indent=inside)
         yield f"{indent})"
 
     def _latencies(self, names: Sequence[str]) -> str:
@@ -357,14 +360,6 @@ class _Tree:
             f"{plain(calls)} {plural('call', calls)}" if calls not in (0, self._profile.micro_steps) else "",
         ]
         return ", ".join(filter(None, parts))
-
-
-def _names_below(names: Sequence[str], child: ModuleNode) -> list[str]:
-    """Qualified names of all modules that *child* stands for, below each of *names*."""
-    short = [child.module.short_name]
-    if child.last is not None:
-        short = [str(number) for number in range(int(short[0]), int(child.last.short_name) + 1)]
-    return [f"{name}.{one}" if name else one for name in names for one in short]
 
 
 def _share(part: float | None, whole: float | None) -> str:

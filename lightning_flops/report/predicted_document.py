@@ -285,7 +285,7 @@ def counts_section(counts: FlopCounts) -> Section:
 def _node_name(node: ModuleNode) -> str:
     name, kind = names_of(node)
     same = node.module.alias_of
-    kind += "" if same is None or node.last is not None else f", the same as {same or 'the root'}"
+    kind += "" if same is None or len(node.alike) > 1 else f", the same as {same or 'the root'}"
     return "  " * node.module.depth + short(f"{name}: {kind}" if name else kind)
 
 

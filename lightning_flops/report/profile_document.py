@@ -134,7 +134,7 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
         "compute": (budget.rows_ns["operators"] is None, "all phases beyond these"),
     }
     labels = _ROWS | {key: label for key, (holds, label) in other_labels.items() if holds}
-    rows = [(label, budget.rows_ns[key]) for key, label in labels.items()]
+    rows = [*((label, budget.rows_ns[key]) for key, label in labels.items()), (profile.step_name, budget.wall_ns)]
     columns = [
         field("", "0", str),
         Column("typical", at("1"), unit="ns"),
@@ -142,8 +142,7 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     ]
     why = profile.unavailable.get("mfu") if budget.rows_ns["model"] is None else None
     about = f"FLOPs at the peak are {NOT_AVAILABLE}: {why}." if why else ""
-    table = Table([*rows, (profile.step_name, budget.wall_ns)], columns, whole=True)
-    return Section("Step time breakdown", "", [table, sentences(about, *budget.notes)])
+    return Section("Step time breakdown", "", [Table(rows, columns, whole=True), sentences(about, *budget.notes)])
 
 
 _BOTH = ("forward", "backward")

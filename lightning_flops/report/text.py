@@ -310,7 +310,6 @@ def _sections(report: object) -> Iterable[Section]:
 
 def _short_lines(profile: Profile, view: View = VIEW) -> list[str]:
     """The short report: of many long names, fewer modules, pieces of advice and notes are shown."""
-    lines: list[str] = []
     for modules, of_user, advice, notes in ((10, 5, 4, 2), (6, 5, 3, 1), (4, 5, 2, 1), (3, 4, 1, 0), (2, 2, 1, 0)):
         sections = short_sections(profile, modules=modules, lines=of_user, advice=advice, notes=notes)
         lines = [*summary_lines(profile, view), *_drawn(sections, view)]

@@ -126,13 +126,12 @@ def _kernels(report: TraceReport, summary: tables.KernelSummary) -> Section:
     rows = report.kernels or ()
 
     def tensor_cores(row: tables.KernelRow) -> str | None:
-        said = "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
-        return None if summary.tensor_core_ratio is None else said
+        said = (row.tensor_cores_eligible, row.tensor_cores)
+        return None if summary.tensor_core_ratio is None else "/".join("yes" if one else "no" for one in said)
 
-    launched_by = Column("of", at("operator"), str, left=True, is_name=True)
     columns = [
         named("kernel"),
-        *([launched_by] if any(row.operator for row in rows) else []),
+        *filled(rows, [Column("of", at("operator"), str, left=True, is_name=True)]),
         CALLS,
         *spread("device"),
         *filled(rows, [*_RATES, Column("TC", tensor_cores, str)]),
@@ -175,7 +174,7 @@ def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
         field("FLOP/byte", "flops_per_byte"),
         Column("attainable", at("attainable_flops_per_sec"), unit="FLOP/s", group="attainable"),
     ]
-    uncounted = Table(flops.uncounted, [named(""), CALLS, Column("why", at("reason"), str, left=True)])
+    uncounted = [named(""), CALLS, Column("why", at("reason"), str, left=True)]
     return Section(
         "FLOPs",
         "From shapes in the trace, by the counter's formulas; a multiply-add is two. MFU: forward + backward over what "
@@ -186,7 +185,7 @@ def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
             Table(flops.steps, steps),
             *([Table(flops.operators, operators)] if flops.operators else []),
             "Not counted, so that FLOPs, MFU and HFU are at least these:" if flops.uncounted else "",
-            *([uncounted] if flops.uncounted else []),
+            *([Table(flops.uncounted, uncounted)] if flops.uncounted else []),
         ],
         "roofline",
     )
@@ -257,8 +256,7 @@ def _operators(report: TraceReport, rows: Sequence[tables.OperatorRow]) -> Secti
         columns += spread(f"{clock}_self", "total ratio", sort="self", prefix=f"{clock} self ")
         columns += spread(clock, "total mean max", prefix=f"{clock} ")
         of_shape += spread(clock, "total mean", prefix=f"{clock} ")
-    called_from = Column("called from", at("called_from"), str, left=True, is_name=True)
-    columns += [called_from] if any(row.called_from for row in rows) else []
+    columns.append(Column("called from", at("called_from"), str, left=True, is_name=True))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     shapes = [Table(by_shape, filled(by_shape, [*of_shape, *_RATES]))] if by_shape else []
     return Section("Operators", note, [Table(rows, filled(rows, columns)), *shapes])

@@ -43,7 +43,7 @@ def test_tree_loses_no_flops_and_no_module(names: list[str], work: list[tuple[st
 def test_modules_fold_only_when_they_are_numbered_in_a_row() -> None:
     root = known(module_tree(_modules(["", "0", "2", "3", "query", "key"])))
     assert [node.module.name for node in root.children] == ["0", "2", "query", "key"]
-    assert [node.last and node.last.name for node in root.children] == [None, "3", None, None]
+    assert [[one.name for one in node.alike] for node in root.children] == [["0"], ["2", "3"], ["query"], ["key"]]
 
 
 def test_classes_of_one_level_are_added_up_and_the_heaviest_come_first() -> None:
