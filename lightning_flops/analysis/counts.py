@@ -234,8 +234,7 @@ def build_modules(
         for above in with_those_above(name) if name != OUTSIDE else ():
             by_name.setdefault(above, ModuleRecord(name=above, type_name=""))
     places = {name: place for place, name in enumerate(by_name)}  # siblings keep their order
-    no_flops, no_bytes = PhaseFlops(), PhaseBytes()
-    total, total_bytes = with_those_below(own, no_flops), with_those_below(moved, no_bytes)
+    total, total_bytes = with_those_below(own, PhaseFlops()), with_those_below(moved, PhaseBytes())
     return tuple(
         ModuleProfile(
             name=name,
@@ -243,9 +242,9 @@ def build_modules(
             extra_repr=by_name[name].extra_repr,
             params=by_name[name].params,
             calls=record.module_calls.get(name, 0),
-            own=own.get(name, no_flops),
-            total=total.get(name, no_flops),
-            total_bytes=total_bytes.get(name, no_bytes),
+            own=own.get(name, PhaseFlops()),
+            total=total.get(name, PhaseFlops()),
+            total_bytes=total_bytes.get(name, PhaseBytes()),
             alias_of=by_name[name].alias_of,
             times=(times or {}).get(name),
         )

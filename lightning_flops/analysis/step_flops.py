@@ -359,8 +359,7 @@ class CountSchedule:
 
     def _may_count(self) -> bool:
         self._is_paid = self._checks + self._learned >= _FREE
-        cost = self._added + min(self._costs, default=0.0)
-        return not self._is_paid or cost <= _SHARE * self._all_seconds
+        return not self._is_paid or self._added + min(self._costs, default=0.0) <= _SHARE * self._all_seconds
 
     def _later(self) -> int:
         gap = max(_FIRST_GAP * _GROWTH ** min(self._checks, _FREE), _LEAST_GAP * self._steps)

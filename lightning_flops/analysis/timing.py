@@ -126,14 +126,17 @@ def _by_step(batches_sec: Sequence[float], steps: int) -> tuple[float, ...]:
 
 
 def _stalls(parts: Sequence[PartTiming], step: PartTiming, middle: Sequence[int]) -> Stalls | None:
-    others = set(range(len(step.steps_sec))).difference(middle)
-    stalled = [place for place in others if step.steps_sec[place] > _STALLS_FROM * step.typical_sec]
+    stalled = [
+        place
+        for place in {*range(len(step.steps_sec))}.difference(middle)
+        if step.steps_sec[place] > _STALLS_FROM * step.typical_sec
+    ]
 
     def longer_sec(part: PartTiming) -> float:
         return math.fsum(part.steps_sec[place] - part.typical_sec for place in stalled)
 
-    most = max(parts, key=longer_sec)
-    return Stalls(steps=len(stalled), seconds=longer_sec(step), part=most.name) if stalled else None
+    part = max(parts, key=longer_sec).name
+    return Stalls(steps=len(stalled), seconds=longer_sec(step), part=part) if stalled else None
 
 
 def _is_duration(seconds: float) -> bool:

@@ -182,10 +182,16 @@ def join_analyses(
             parts = {one.rank or 0: one.parts for one in ordered}
             straggler = next(iter(find_stragglers_in_traces(parts, thresholds=thresholds)), None)
         else:
-            words = "No rank is named a straggler: not every trace has marks of steps, so what a rank did in one is "
-            comparison = replace(comparison, notes=(f"{words}not known.", *comparison.notes))
-    advice = _advise_on_traces(ordered, comparison, straggler, thresholds)
-    return TracesReport(traces=tuple(one.report for one in ordered), ranks=comparison, advice=advice)
+            note = (
+                "No rank is named a straggler: not every trace has marks of steps, so what a rank did in one is not "
+                "known."
+            )
+            comparison = replace(comparison, notes=(note, *comparison.notes))
+    return TracesReport(
+        traces=tuple(one.report for one in ordered),
+        ranks=comparison,
+        advice=_advise_on_traces(ordered, comparison, straggler, thresholds),
+    )
 
 
 def _advise_on_traces(

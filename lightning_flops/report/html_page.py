@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from lightning_flops.analysis.counts import with_those_below
 from lightning_flops.report.compare_text import comparison_sections
 from lightning_flops.report.document import Column, Section, Table, as_data, at, field, share
 from lightning_flops.report.module_text import where
@@ -41,7 +42,6 @@ from lightning_flops.report.trace_document import (
 from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile, ProfiledRun
-from lightning_flops.schema.step import ModuleProfile
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.units import plain, plural, printable
 
@@ -226,13 +226,8 @@ def _all_modules(profile: Profile) -> tuple[list[str], Section]:
     def per_step(label: str, of: Any, unit: str = "") -> Column:
         return Column(label, lambda one: profile.per_step(of(one)), unit=unit)
 
-    held = {} if profile.tensors is None else {one.name: one.peak_bytes for one in profile.tensors.modules}
-
-    def at_peak(one: ModuleProfile) -> int | None:
-        inside = f"{one.name}." if one.name else ""
-        found = [size for name, size in held.items() if name == one.name or name.startswith(inside)]
-        return sum(found) if held else None
-
+    tensors = () if profile.tensors is None else profile.tensors.modules
+    held = with_those_below({one.name: one.peak_bytes for one in tensors}, 0)
     columns = {
         "name": Column("module", lambda one: one.name or "(root)", str),
         "type": Column("class", lambda one: one.type_name or NOT_DESCRIBED, str, left=True),
@@ -245,7 +240,7 @@ def _all_modules(profile: Profile) -> tuple[list[str], Section]:
         "ownSec": Column("self", lambda one: own_sec([one]), unit="s"),
         "share": share("of peak", lambda one: share_of_peak([one])),
         "bytes": per_step("bytes", at("total_bytes.total"), "B"),
-        "memory": Column("held at the peak", at_peak, unit="B"),
+        "memory": Column("held at the peak", lambda one: held.get(one.name, 0) if held else None, unit="B"),
         "calls": per_step("calls", at("calls")),
         "detail": Column("", at("extra_repr"), str, left=True),
     }

@@ -154,11 +154,13 @@ def memory_section(profile: Profile) -> Section | None:
         "the peak grew in": (memory.peak_grew_in or "").replace("_", " "),
         "held by tensors at the peak": unseen if tensors is None else "",
     }
-    items: list[Item] = [{label: value for label, value in values.items() if value}]
-    items += [] if tensors is None else [f"Of tensors: {headline(tensors)}.", *peak_tables(tensors)]
-    about = "Bytes on the device, as its caching allocator counts them."
-    about = about if on_device else "Bytes of this process on the host, all of it."
-    return Section(f"Memory of this rank in the counted {profile.context.step_word}", about, items)
+    known = {label: value for label, value in values.items() if value}
+    of_tensors = [] if tensors is None else [f"Of tensors: {headline(tensors)}.", *peak_tables(tensors)]
+    whose = (
+        "on the device, as its caching allocator counts them" if on_device else "of this process on the host, all of it"
+    )
+    title = f"Memory of this rank in the counted {profile.context.step_word}"
+    return Section(title, f"Bytes {whose}.", [known, *of_tensors])
 
 
 # What training holds by its label: where a record has it, and why it may not be known.
@@ -317,15 +319,18 @@ def formula_section(report: FormulaReport) -> Section:
         f"to the last FLOP. Used for {' and '.join(map(_range, report.sizes)) or 'the counted sizes'}; other sizes "
         "are counted by themselves."
     )
-    items: list[Item] = [
-        *(f"{bucket} = {' + '.join(map(_product, terms)).replace('+ -', '- ')}" for bucket, terms in sums.items()),
-        found if report.reason is None else f"No formula: {report.reason}.",
-        "An operator that may have FLOPs could not be counted: every figure is a lower bound."
-        if report.lower_bound
-        else "",
-        *([Table(report.asked, columns, whole=True)] if report.asked else []),
-    ]
-    return Section("FLOPs by size", "", items)
+    return Section(
+        "FLOPs by size",
+        "",
+        [
+            *(f"{bucket} = {' + '.join(map(_product, terms)).replace('+ -', '- ')}" for bucket, terms in sums.items()),
+            found if report.reason is None else f"No formula: {report.reason}.",
+            "An operator that may have FLOPs could not be counted: every figure is a lower bound."
+            if report.lower_bound
+            else "",
+            *([Table(report.asked, columns, whole=True)] if report.asked else []),
+        ],
+    )
 
 
 def _product(term: FormulaTerm) -> str:

@@ -355,18 +355,16 @@ def flops_section(profile: Profile) -> Section:
         of_all, of_model = ranks.flops, ranks.flops_of_model
         columns.append(Column(whose(ranks) or "all ranks", lambda row: getattr(of_all, row[1])))
         columns.append(Column("one model", lambda row: at(row[1])(of_model)))
-    half = profile.settings.causal_attention == "half"
     note = sentences(
         "Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. Attention",
         "that is flagged causal counts half the score matrix."
-        if half
+        if profile.settings.causal_attention == "half"
         else "counts the full score matrix, causal or not.",
         "Bytes are what all operators read and write, elementwise ones included." if moved.total else "",
         _lower_bound_words(profile),
     )
     title = f"FLOPs of a {profile.step_name} per {profile.context.device_word}"
-    hidden = () if trains else RATES_OF_TRAINING
-    unknown = {rate: why for rate, why in profile.unavailable.items() if rate not in hidden}
+    unknown = {rate: why for rate, why in profile.unavailable.items() if trains or rate not in RATES_OF_TRAINING}
     return Section(title, note, [Table(rows, columns, whole=True), *missing_rates(unknown)])
 
 
@@ -394,7 +392,6 @@ def operators_section(profile: Profile) -> Section | None:
 
 def uncounted_section(profile: Profile) -> Section:
     """Each operator that ran and is in no count."""
-    words = "Nothing: every operator that ran has a FLOP count or is known to have none."
     ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].may_have_flops, -item[1].calls, item[0]))
     columns = [
         field("operator", "0", str),
@@ -402,9 +399,14 @@ def uncounted_section(profile: Profile) -> Section:
         Column("", lambda row: "may have FLOPs" if row[1].may_have_flops else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]
-    teach = "lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
-    note = sentences(_lower_bound_words(profile), teach if profile.lower_bound else "")
-    return Section("Not counted", note, [Table(ordered, columns, whole=True)] if ordered else [words])
+    note = sentences(
+        _lower_bound_words(profile),
+        "lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
+        if profile.lower_bound
+        else "",
+    )
+    nothing = "Nothing: every operator that ran has a FLOP count or is known to have none."
+    return Section("Not counted", note, [Table(ordered, columns, whole=True) if ordered else nothing])
 
 
 def _lower_bound_words(profile: Profile) -> str:

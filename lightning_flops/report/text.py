@@ -204,8 +204,8 @@ def _flops(profile: Profile) -> str:
     others = {"recomputed": flops.recompute, "optimizer": flops.optimizer, "outside the model": flops.outside}
     beside = ", ".join(f"{name} {si(amount)}" for name, amount in others.items() if amount)
     addition = f"; in addition {beside}" if beside else ""
-    full = profile.settings.causal_attention == "full"
-    other = ' (causal_attention="half" counts half of causal attention)' if full else ""
+    half = ' (causal_attention="half" counts half of causal attention)'
+    other = half if profile.settings.causal_attention == "full" else ""
     masked = percent(ratio(part=flops.skipped, whole=flops.total))
     whose = "" if profile.flops_of == "counted" and len(profile.counted_steps) < 2 else _WHOSE[profile.flops_of]
     step = f"{least}{si(flops.model, 'FLOPs')} a {context.step_word}{of_rank}{whose}"

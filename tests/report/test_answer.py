@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import ModuleRecord
+from lightning_flops.records import OUTSIDE, ModuleRecord
+from lightning_flops.report.html_page import profile_view
 from lightning_flops.report.profile_document import name_of_all, own_sec, top_modules, without_advice
 from lightning_flops.report.text import figures, render_text, summary, summary_lines
+from lightning_flops.schema.plan import MemoryReport, ModuleMemory, PeakMoment
+from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Advice, LineProfile, LinesProfile
 from tests.golden_files import golden
 from tests.report import windows
@@ -208,3 +211,29 @@ FIGURES = {
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_are_those_of_a_step_as_far_as_they_are_known(name: str) -> None:
     assert figures(profile_of(name)) == FIGURES[name]
+
+
+def test_a_module_on_the_page_holds_what_those_inside_it_hold_and_nothing_of_code_outside_of_the_model() -> None:
+    held = {"": 1, "fc1": 10, OUTSIDE: 100}
+    report = MemoryReport(
+        peak_bytes=111,
+        batch_size=None,
+        at_peak={"activations": 111},
+        when=PeakMoment(part="forward", module="fc1", operator="aten.addmm"),
+        modules=tuple(ModuleMemory(name=name, kept_bytes=0, peak_bytes=size) for name, size in held.items()),
+        flops=0,
+        available_bytes=None,
+        largest=None,
+        checkpointed=None,
+        notes=(),
+    )
+    profile = PROFILES["no_trace"]
+
+    def column(profile: Profile) -> dict[str, float] | None:
+        view = profile_view(profile)
+        place = view["modules"].index("memory") if "memory" in view["modules"] else None
+        (rows,) = (item["rows"] for one in view["sections"] if one["title"] == "Modules" for item in one["items"][1:])
+        return None if place is None else {row[0][0]: row[place][1] for row in rows}
+
+    assert column(replace(profile, tensors=report)) == {"(root)": 11, "fc1": 10, "act": 0, "drop": 0, "fc2": 0}
+    assert column(profile) is None
