@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# The public names of each module below this package.
 _NAMES = {
     "adapters.planning": "plan_job",
     "adapters.standalone": "FlopsProfiler get_model_profile",
@@ -63,7 +64,6 @@ _NAMES = {
     "schema.profile": "Profile",
     "transformers": "FlopsProfilerTrainerCallback",
 }
-"""The public names of each module below this package."""
 
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -17,8 +17,8 @@ from lightning_flops.errors import LightningFlopsError
 from lightning_flops.sinks.console import PROGRAM, say
 from lightning_flops.units import printable
 
+# The files of the commands, as the help lists them; each has the command of its name.
 _IN_ORDER = (run, show, report, trace, compare, formula, memory, plan, peak, skill)
-"""The files of the commands, as the help lists them; each has the command of its name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+#: The bucket a counted operator falls in; ``PhaseAmounts`` has one field for each.
 FlopPhase = Literal["forward", "backward", "recompute", "optimizer", "outside"]
-"""The bucket a counted operator falls in; ``PhaseAmounts`` has one field for each."""
 
+#: FLOPs of a step by bucket and dtype. A bucket is a phase.
 BucketFlops = Mapping[tuple[str, str], int]
-"""FLOPs of a step by bucket and dtype. A bucket is a phase."""
 
 Shapes = tuple[tuple[int, ...], ...]  # shapes of a batch's tensors, with what else describes the batch
 
+#: The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each.
 TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"]
-"""The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each."""
 
 Loop = Literal["training", "predict", "test", "validate"]  # all but the first only run the model forward
 
+#: Phases of a step of reinforcement learning or distillation; a loop may name others.
 ROLLOUT, SCORING, TRAINING, REST = "rollout", "scoring", "training", "rest"
-"""Phases of a step of reinforcement learning or distillation; a loop may name others."""
 
 OUTSIDE = "(outside)"  # the module name under which work outside the profiled root module is listed
 METADATA_KEY = "lightning_flops"  # key at the top of a trace for what this package adds to it
@@ -372,8 +372,8 @@ class MemoryRecord:
     peak_grew_in: str | None = None
 
 
+#: What a tensor is for: buffers are with the parameters, and temporary is what no later part of the step uses.
 MemoryKind = Literal["parameters", "gradients", "optimizer", "activations", "batch", "temporary"]
-"""What a tensor is for: buffers are with the parameters, and temporary is what no later part of the step uses."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # the step that is followed fills it in
