@@ -10,13 +10,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lightning_flops.analysis.evidence import FRAMEWORK_FETCH_SEC, LEAST_FETCH_SEC, LEAST_WAIT_SEC
+from lightning_flops.analysis.evidence import FETCH_SEC, FRAMEWORK_FETCH_SEC, HAND_OVER_SEC, LEAST_WAIT_SEC
 from lightning_flops.analysis.rules import RULES, Rule
 from lightning_flops.config import ADVICE_THRESHOLDS
 from lightning_flops.schema.step import FEW_STEPS
 from lightning_flops.units import duration
 
 PAGE = Path(__file__).parent / "advice.md"
+
+
+def _range(seconds: tuple[float, float]) -> str:
+    return " to ".join(map(duration, seconds))
+
 
 _HEAD = f"""# What is advised, and when
 
@@ -34,8 +39,11 @@ before the line may have taken the time, and stays when you delete that line alo
 say, no figure is a limit.
 
 Waiting for data has three rules. Below {duration(LEAST_WAIT_SEC)} a batch no worker process helps, and
-{duration(LEAST_FETCH_SEC)} are left whatever the dataset does, {duration(FRAMEWORK_FETCH_SEC)} where Lightning or
-transformers fetches. Else as many workers are advised as would keep up, and never more than there are idle cores.
+{_range(FETCH_SEC)} are left whatever the dataset does, {_range(FRAMEWORK_FETCH_SEC)} where Lightning or transformers
+fetches: the limit leaves out the most of that, the ceiling the least. Else as many workers are advised as would keep
+up, and never more than there are idle cores; each batch costs a worker {duration(HAND_OVER_SEC)} or more to hand over.
+How many cores are idle is known where the timed steps together take a twentieth of a second.
+What the others wait for a late rank is a share of a typical step of theirs.
 Advice on modules rests on medians over the traced steps, and is not given where these took over twice, or under half,
 of a typical step.
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from lightning_flops.analysis.counts import grouped, parent_name
+from lightning_flops.analysis.counts import grouped, parent_name, with_those_above
 from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.lines import Cause, causes
 from lightning_flops.analysis.rates import ratio
@@ -33,16 +33,16 @@ _DROPS = frozenset(("aten.bernoulli_", "aten.native_dropout"))
 _DEVIATES = frozenset(("aten.rsqrt", "aten.sqrt", "aten.std", "aten.var", "aten.var_mean", "aten.linalg_vector_norm"))
 _SAFE_SOFTMAX = "aten._safe_softmax"  # that of scaled_dot_product_attention where it falls back on separate products
 _SOFTMAX = frozenset(("aten._softmax", _SAFE_SOFTMAX, "aten.exp"))
-_BY_KIND = ("dropout", "norm", "attention", "attention_dropout")  # rules on modules of a kind
 _BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
 _READS_NUMBER = "aten._local_scalar_dense"
 _MANY_CALLS, _SHORT_CALL_SEC = 16, 0.002  # a module that a batch calls so often, each time for less
 _MANY_OPERATORS = 64  # in one call of a module, without those of modules inside it: a loop of Python runs them
 _LEAST_OF_COMPUTE = 0.15  # a line of the user's around the model, where the model computes, is named above this share
 DATA_WAIT = "data wait"  # the part's name for people
-# What is left of a wait whose dataset hands over whole batches: a sampler and an iterator, and a framework's fetcher.
-# Plain loaders took 0.02 to 0.05 ms for batches of 8 to 64, those of Lightning and of transformers 0.22 to 0.28 ms.
-LEAST_FETCH_SEC, FRAMEWORK_FETCH_SEC = 0.00005, 0.0003
+# What is left of a wait whose dataset hands over whole batches, at least and at most: a sampler and an iterator, and a
+# framework's fetcher. Plain loaders took 0.02 to 0.05 ms for batches of 8 to 64, those of Lightning and of transformers
+# 0.22 to 0.28 ms.
+FETCH_SEC, FRAMEWORK_FETCH_SEC = (0.00002, 0.00005), (0.00022, 0.0003)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,11 @@ class Evidence:
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
     step_sec: float | None = None
     batches: float = 1.0  #: Batches in a step.
-    data_wait_sec: float | None = None  #: Wait for data in a step.
     whose_loop: str = "the loop itself"  #: What runs between the parts of a step.
-    fetch_sec: float = LEAST_FETCH_SEC  #: Of the wait for a batch, what is left whatever the dataset does.
+    fetch_sec: tuple[float, float] = FETCH_SEC  #: Of the wait for a batch, what is left at least and at most.
     compute_share: float | None = None  #: Forward and backward.
+    #: What lies between the parts and is no line of the user's or of a framework: there what a model made is freed.
+    between_share: float = 0.0
     kernel_share: float | None = None  #: Kernels that compute.
     device: DeviceAbilities = UNKNOWN_DEVICE
     facts: RunFacts = _NO_FACTS  #: How the run is set up.
@@ -84,16 +85,21 @@ class Evidence:
     processor_share: float | None = None
 
     @property
-    def data_wait_share(self) -> float | None:
-        """Waiting for data."""
-        return ratio(part=self.data_wait_sec, whole=self.step_sec)
+    def forward_rows(self) -> list[LineProfile]:
+        """The user's lines in the forward, the most time first."""
+        return [row for part, rows in self.rows.items() if "forward" in part for row in rows]
+
+    @property
+    def data_wait_share(self) -> float:
+        """Waiting for data; 0 where that is not known."""
+        return self.parts.get(DATA_WAIT, 0.0)
 
     @property
     def loads_without_processor(self) -> bool:
         """Whether most of the wait is one for a disk or a network, so that a worker process needs no idle core."""
         if self.facts.loader_workers != 0 or self.processor_share is None:
             return False
-        return self.processor_share < (self.data_wait_share or 0.0) / 2
+        return self.processor_share < self.data_wait_share / 2
 
     @property
     def transfer_share(self) -> float | None:
@@ -132,16 +138,16 @@ def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: floa
         step_sec = timing.global_step.typical_sec
         parts = {part.name: ratio(part=part.typical_sec, whole=step_sec) or 0.0 for part in timing.parts}
         compute_sec = timing.seconds_of("forward", "backward", typical=True)
-        times |= {"step_sec": step_sec, "data_wait_sec": timing.seconds_of("data_wait", typical=True), "parts": parts}
+        times |= {"step_sec": step_sec, "parts": parts}
         times["compute_share"] = ratio(part=compute_sec, whole=step_sec)
-        shares["optimizer"] = ratio(part=timing.seconds_of("optimizer", typical=True), whole=step_sec)
+        shares["optimizer"] = parts.get("optimizer")
         shares["heat_limited"] = timing.heat_limited_share
     on_several = context.device_type == "cuda" and context.world_size > 1 and facts.nccl is not False
     return Evidence(
         shares=shares,
         batches=batches,
         whose_loop=context.whose_loop,
-        fetch_sec=LEAST_FETCH_SEC if context.framework in ("torch", "deepspeed") else FRAMEWORK_FETCH_SEC,
+        fetch_sec=FETCH_SEC if context.framework in ("torch", "deepspeed") else FRAMEWORK_FETCH_SEC,
         on_gpu=context.device_type == "cuda",
         runs_alone=context.device_type == "cpu" and context.world_size == 1 and facts.loader_workers == 0,
         device=device_abilities(
@@ -214,13 +220,16 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, has_loops: bool
     }
     rows = () if lines is None else lines.rows
     by_part = grouped((row for row in rows if row.file), attrgetter("part"))
+    between = {part: share for part, share in evidence.parts.items() if "other" in part and lines is not None}
+    others = sum(row.share or 0.0 for row in rows if row.part in between and not (row.only_enters and row.file))
     # The backward of what a line has made: no sample knows whose that is.
     backward = ratio(part=evidence.parts.get("backward"), whole=evidence.parts.get("forward")) or 0.0
     shares = {
         "line": around[0].share if around else None,
         "line_in_module": loops[0].share * (1.0 + backward) if loops else None,
     }
-    return replace(evidence, shares={**evidence.shares, **shares}, causes=found, rows=by_part)
+    left = max(0.0, sum(between.values()) - others)
+    return replace(evidence, shares={**evidence.shares, **shares}, causes=found, rows=by_part, between_share=left)
 
 
 def _of_breakdown(evidence: Evidence, budget: Budget, traced: TracedStep) -> Evidence:
@@ -247,23 +256,12 @@ def _of_modules(
     evidence: Evidence, window: WindowRecord, times: Mapping[str, ModuleTimes], loops: Collection[str]
 ) -> Evidence:
     """Which modules do what a remedy is known for, and what they take in a step."""
-    operators: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for cell in window.flops.cells:
-        if cell.phase == "forward":
-            operators[cell.module][cell.operator] += cell.calls
-    own_sec = {name: _own_sec(one) for name, one in times.items()}
-    doubles = {cell.module for cell in window.flops.cells if cell.dtype == "float64" and cell.flops}
-    steps = max(1, len(window.counted_steps))
-    kinds = {one.name: _kind_of(one, operators[one.name], steps) for one in window.modules if one.name in times}
-    if evidence.on_gpu:  # where dropout is no reason to fall back
-        kinds = {name: kind.removesuffix("_dropout") for name, kind in kinds.items()}
-    by_rule = {
-        **{rule: {name: own_sec[name] for name, kind in kinds.items() if kind == rule} for rule in _BY_KIND},
-        "float64": {name: own_sec[name] for name in own_sec if name in doubles},
-        # The calls of a rollout, one for each token, need the one before.
-        "calls": {} if ROLLOUT in evidence.phases else _repeated(window, times, evidence, loops),
-        "unused_forward": _unused(window, times),
-    }
+    cells, by_rule = grouped(window.flops.cells, attrgetter("module")), defaultdict[str, dict[str, float]](dict)
+    for module in window.modules:
+        for rule in _about(module, cells.get(module.name, ()), max(1, len(window.counted_steps)), evidence.on_gpu):
+            if module.name in times:
+                by_rule[rule][module.name] = _own_sec(times[module.name])
+    by_rule |= {"calls": _repeated(window, times, evidence), "unused_forward": _unused(window, times)}
     found = {rule: of for rule, of in by_rule.items() if of}
     shares = {rule: ratio(part=math.fsum(of.values()), whole=evidence.step_sec) for rule, of in found.items()}
     modules = {rule: sorted(of, key=lambda name, of=of: -of[name]) for rule, of in found.items()}  # type: ignore[misc]
@@ -271,18 +269,24 @@ def _of_modules(
     return replace(evidence, shares={**evidence.shares, **shares}, modules={**evidence.modules, **modules})
 
 
-def _kind_of(module: ModuleRecord, ran: Mapping[str, int], steps: int) -> str:
-    """The rule that a module is about, by its class and what ran in it."""
-    name, is_whole = module.type_name.lower(), any(one.endswith("_norm") for one in set(ran) - _DEVIATES)  # torch's own
+def _about(module: ModuleRecord, cells: Sequence[OperatorCell], steps: int, on_gpu: bool) -> Iterator[str]:
+    """The rules that a module is about, by its class and what ran in it."""
+    if any(one.dtype == "float64" and one.flops for one in cells):
+        yield "float64"
+    ran: Counter[str] = Counter()
+    for one in cells:
+        ran[one.operator] += one.calls * (one.phase == "forward")
+    ran, name = +ran, module.type_name.lower()
+    is_whole = any(one.endswith("_norm") for one in set(ran) - _DEVIATES)  # torch's own
     if "dropout" in name and not _DROPS.isdisjoint(ran):
-        return "dropout"
-    if "norm" in name and not _DEVIATES.isdisjoint(ran) and not is_whole:
-        return "norm"
+        yield "dropout"
+    elif "norm" in name and not _DEVIATES.isdisjoint(ran) and not is_whole:
+        yield "norm"
     # A softmax, or what one is written with, and two products of batches of matrices: scores, and what they weigh.
-    products = sum(ran.get(one, 0) for one in _BATCHED_PRODUCTS)
-    if products < 2 * steps or _SOFTMAX.isdisjoint(ran):
-        return "none"
-    return "attention_dropout" if _SAFE_SOFTMAX in ran and not _DROPS.isdisjoint(ran) else "attention"
+    elif sum(ran[one] for one in _BATCHED_PRODUCTS) >= 2 * steps and not _SOFTMAX.isdisjoint(ran):
+        # On a GPU dropout is no reason to fall back.
+        falls_back = _SAFE_SOFTMAX in ran and not _DROPS.isdisjoint(ran) and not on_gpu
+        yield "attention_dropout" if falls_back else "attention"
 
 
 def _outermost(names: Iterable[str]) -> list[str]:
@@ -294,33 +298,44 @@ def _outermost(names: Iterable[str]) -> list[str]:
     return found
 
 
-def _repeated(
-    window: WindowRecord, times: Mapping[str, ModuleTimes], evidence: Evidence, loops: Collection[str]
-) -> dict[str, float]:
+def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], evidence: Evidence) -> dict[str, float]:
     """Modules with products that one batch calls many times, each time for a moment.
 
-    What the loop around the calls does, such as to take each input out of all, goes with them. What the backward does
-    outside of all modules, such as adding up gradients call by call, is theirs by their share.
+    What the module around does by itself at the line that calls them, such as to take each input out of all, goes with
+    them, and of what is done outside of all modules, such as adding up gradients call by call, their share.
     """
-    counted = {cell.module for cell in window.flops.cells if cell.flops}
+    if ROLLOUT in evidence.phases:  # its calls, one for each token, need the one before
+        return {}
+    computes = {above for cell in window.flops.cells if cell.flops for above in with_those_above(cell.module)}
     found = dict[str, float]()
     for name, one in times.items():
-        seconds = one.forward_sec + (one.backward_sec or 0.0)
-        is_short = seconds < _SHORT_CALL_SEC * evidence.calls.get(name, 0.0) * evidence.batches
-        computes = any(name in ("", module) or module.startswith(f"{name}.") for module in counted)
-        if evidence.calls.get(name, 0.0) >= _MANY_CALLS and is_short and computes:
+        seconds, calls = _all_sec(one), evidence.calls.get(name, 0.0)
+        if name in computes and calls >= _MANY_CALLS and seconds < _SHORT_CALL_SEC * calls * evidence.batches:
             found[name] = seconds
     names, factor = _outermost(found), _around_modules(times, evidence)
-    inside = Counter(parent_name(name) for name in names if name)
-    loop_sec = {name: _own_sec(times.get(name)) / number for name, number in inside.items() if name in loops}
-    return {name: factor * (found[name] + loop_sec.get(parent_name(name), 0.0)) for name in names}
+    for parent, called in grouped(filter(None, names), parent_name).items():
+        for name in called:
+            found[name] += _loop_sec(parent, called, times, evidence) / len(called)
+    return {name: factor * found[name] for name in names}
+
+
+def _loop_sec(parent: str, called: Sequence[str], times: Mapping[str, ModuleTimes], evidence: Evidence) -> float:
+    """What the module *parent* takes by itself at the line that calls the modules *called* many times; else 0."""
+    around, calls = times.get(parent), min(evidence.calls[name] for name in called)
+    if around is None or calls < _MANY_CALLS * evidence.calls.get(parent, math.inf):
+        return 0.0
+    rows = evidence.forward_rows  # the first is where most of the forward is; without such lines all is the loop's
+    beside = [row.share or 0.0 for row in rows if row.in_module and row.function == rows[0].function]
+    at_line = ratio(part=beside[0], whole=sum(beside)) if beside else 1.0
+    line_sec = (at_line or 0.0) * around.forward_sec - sum(times[name].forward_sec for name in called)
+    part = ratio(part=min(around.own_forward_sec, max(0.0, line_sec)), whole=around.own_forward_sec)
+    return (part or 0.0) * _own_sec(around)
 
 
 def _around_modules(times: Mapping[str, ModuleTimes], evidence: Evidence) -> float:
-    """How many times as long as the modules forward and backward take, with what these do outside of modules."""
-    root = times.get("")
-    inside = root.forward_sec + (root.backward_sec or 0.0) if root else 0.0
-    compute_sec = (evidence.compute_share or 0.0) * (evidence.step_sec or 0.0)
+    """How many times as long as its modules a step is without its other work: data, optimizer, lines of the user's."""
+    inside = _all_sec(times.get(""))
+    compute_sec = ((evidence.compute_share or 0.0) + evidence.between_share) * (evidence.step_sec or 0.0)
     return max(1.0, compute_sec / inside) if inside else 1.0
 
 
@@ -340,6 +355,10 @@ def _share_of_loop(
 
 def _own_sec(times: ModuleTimes | None) -> float:
     return 0.0 if times is None else times.own_forward_sec + (times.own_backward_sec or 0.0)
+
+
+def _all_sec(times: ModuleTimes | None) -> float:
+    return 0.0 if times is None else times.forward_sec + (times.backward_sec or 0.0)
 
 
 def _unused(window: WindowRecord, times: Mapping[str, ModuleTimes]) -> dict[str, float]:
@@ -409,11 +428,13 @@ def of_optimizer(evidence: Evidence) -> Mapping[str, str]:
     return {"names": " and ".join(names), "ways": ", or with ".join(ways), "does": does}
 
 
-LEAST_WAIT_SEC = 0.001  # a worker process hands a batch over in about a millisecond: no shorter wait is saved by one
+# A worker process hands a batch over in about a millisecond: no shorter wait is saved by one. That is its own work, at
+# least what a worker takes more than the loop for batches of 32 KB.
+LEAST_WAIT_SEC, HAND_OVER_SEC = 0.001, 0.0004
 
 
 def _wait_of_batch(evidence: Evidence) -> float:
-    return (evidence.data_wait_sec or 0.0) / max(1.0, evidence.batches)
+    return evidence.data_wait_share * (evidence.step_sec or 0.0) / max(1.0, evidence.batches)
 
 
 def share_of_wait(rule: str, evidence: Evidence) -> float | None:
@@ -423,8 +444,18 @@ def share_of_wait(rule: str, evidence: Evidence) -> float | None:
     """
     is_short, is_full = _wait_of_batch(evidence) < LEAST_WAIT_SEC, _more_workers(evidence) == 0
     applies = "data_wait_short" if is_short else "data_wait_full" if is_full else "data_wait"
-    fetch = ratio(part=evidence.fetch_sec * evidence.batches, whole=evidence.step_sec) if is_short else 0.0
-    return max(0.0, (evidence.data_wait_share or 0.0) - (fetch or 0.0)) if rule == applies else None
+    return _without(evidence.fetch_sec[1] * is_short, evidence) if rule == applies else None
+
+
+def of_whole_batches(evidence: Evidence, measured: float) -> float:
+    """What whole batches save of a wait at most: all but the least that a fetch takes."""
+    return _without(evidence.fetch_sec[0], evidence)
+
+
+def _without(fetch_sec: float, evidence: Evidence) -> float:
+    """The wait's share of the step without what a fetch takes of it."""
+    fetch = ratio(part=fetch_sec * evidence.batches, whole=evidence.step_sec) or 0.0
+    return max(0.0, evidence.data_wait_share - fetch)
 
 
 def _more_workers(evidence: Evidence) -> int | None:
@@ -440,23 +471,24 @@ def _more_workers(evidence: Evidence) -> int | None:
 
 def _work_and_loads(evidence: Evidence, step_sec: float) -> tuple[float, float]:
     """Seconds of a step without its wait for data, and those in which one worker would load its batches."""
-    wait_sec, now = evidence.data_wait_sec or 0.0, evidence.facts.loader_workers
+    wait_sec, now = evidence.data_wait_share * step_sec, evidence.facts.loader_workers
     return max(step_sec - wait_sec, step_sec / 100), step_sec * now if now else wait_sec
 
 
 def kept_up_with(evidence: Evidence, measured: float) -> float:
     """What the workers that are advised save: a step is then as long as its work, or as their loading."""
-    more, step_sec = _more_workers(evidence), evidence.step_sec
+    more, now, step_sec = _more_workers(evidence), evidence.facts.loader_workers or 0, evidence.step_sec
     if not more or step_sec is None:  # loaded in another way, or by an unknown number
         return measured
     work_sec, loads_sec = _work_and_loads(evidence, step_sec)
-    return max(0.0, 1.0 - max(work_sec, loads_sec / ((evidence.facts.loader_workers or 0) + more)) / step_sec)
+    handed_sec = 0.0 if now else evidence.batches * HAND_OVER_SEC  # what workers load now they hand over, too
+    return max(0.0, 1.0 - max(work_sec, (loads_sec + handed_sec) / (now + more)) / step_sec)
 
 
 def _line_of_loader(evidence: Evidence) -> str:
     """The user's line that most of the wait is in; without worker processes, which no sample sees."""
     found = next(iter(evidence.causes.get(DATA_WAIT, ())), None)
-    is_most = found is not None and found.share > (evidence.data_wait_share or 0.0) / 2
+    is_most = found is not None and found.share > evidence.data_wait_share / 2
     return f" Most of it is {found.words}." if found is not None and is_most else ""
 
 

@@ -410,7 +410,7 @@ def _of_record(record: RankRecord, *, traced: bool, by_modules: bool) -> _Rank:
         for part in timing.parts
         if traced or _NEVER_WAITS.issuperset(part.phases)
     }
-    return _Rank(record.rank, timing.global_step_sec, own, record, timing.starved_share or 0.0)
+    return _Rank(record.rank, timing.global_step.typical_sec, own, record, timing.starved_share or 0.0)
 
 
 def _own_time(part: PartTiming, inside: Sequence[TracedPart], record: RankRecord | None) -> tuple[float, float]:

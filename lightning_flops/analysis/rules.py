@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from lightning_flops.analysis.counts import pattern_of
-from lightning_flops.analysis.evidence import Evidence, kept_up_with, of_optimizer, share_of_wait, words_of_loader
+from lightning_flops.analysis.evidence import (
+    Evidence,
+    kept_up_with,
+    of_optimizer,
+    of_whole_batches,
+    share_of_wait,
+    words_of_loader,
+)
 from lightning_flops.analysis.phases import rate, rate_of_rollout, scoring_gain
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
 from lightning_flops.schema.plan import MemoryReport
@@ -23,6 +30,10 @@ _PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profile
 _NAMED = 3
 _MOSTLY = 0.5
 _LEAST_FREE = 0.1  # of the memory; the rest is for what no tensor is
+
+
+def _all_of_it(evidence: Evidence, measured: float) -> float:
+    return measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +50,7 @@ class Rule:
     unless: str  #: When not to follow it.
     changes: bool = False  #: Whether following it changes what the model computes.
     #: The ceiling: the share of a step that the remedy can save at most; None if that is not known.
-    saves: Callable[[Evidence, float], float | None] | None = lambda evidence, measured: measured
+    saves: Callable[[Evidence, float], float | None] | None = _all_of_it
     ceiling: str = ""  #: That limit in words, where it is neither the share that was measured nor unknown.
     #: Whether the remedy puts nothing in the place of what was measured. Where nothing runs beside the training thread
     #: a step is then shorter by at least that: what is left runs as before, or faster, as its caches stay warm. Not so
@@ -118,8 +129,7 @@ def _line(rule: str, evidence: Evidence) -> Mapping[str, str]:
 
 def _repeated_calls(evidence: Evidence) -> Mapping[str, str]:
     name = next(iter(evidence.modules.get("calls", ())), "")
-    row = next((row for rows in evidence.rows.values() for row in rows if "forward" in row.part), None)
-    line = "" if row is None else f", most of it at {row.where}"
+    line = "".join(f", most of it at {row.where}" for row in evidence.forward_rows[:1])
     return {"module": name or "the model", "calls": plain(round(evidence.calls.get(name, 0.0))), "line": line}
 
 
@@ -153,8 +163,9 @@ RULES: tuple[Rule, ...] = (
         name="line_in_module",
         words=partial(_line, "line_in_module"),
         threshold="more than {limit}, where a call of a module runs 64 operators or more by itself",
-        ceiling="what that module takes by itself in forward and backward, and its share of what the backward does "
-        "outside of modules; without a trace its lines' share of the forward, and the same of the backward",
+        ceiling="what that module takes by itself in forward and backward, and its share of what the step does outside "
+        "of modules, data, optimizer and your lines; without a trace its lines' share of the forward, and the same of "
+        "the backward",
         fact="{measured} of the step, the backward of what it makes with it, is in many short operations of {line}.",
         remedy="Do in one operator over all of them what a loop of Python does one by one, or compile the module with "
         "torch.compile.",
@@ -166,8 +177,8 @@ RULES: tuple[Rule, ...] = (
         fact="{module} is called {calls} times a batch, which takes {measured} of the step{line}.",
         remedy="Call it once with all of its inputs stacked into one tensor.",
         unless="where each call needs the result of the one before",
-        ceiling="the time of that module and of the loop around its calls, and their share of what the backward does "
-        "outside of modules",
+        ceiling="the time of that module, what the one around takes by itself at the line of its calls, and their "
+        "share of what the step does outside of modules, data, optimizer and your lines",
     ),
     Rule(
         name="unused_forward",
@@ -297,27 +308,33 @@ RULES: tuple[Rule, ...] = (
             measured=partial(share_of_wait, name),
             limit="data_wait",
             words=words_of_loader,
-            saves=kept_up_with if name == "data_wait" else lambda evidence, measured: measured,
-            ceiling="the wait, less what it takes so many workers to load" if name == "data_wait" else "",
+            saves=saves,
+            ceiling=ceiling,
             fact="The step waits {wait} a batch for data ({measured}){workers}{cores}.{line}",
             remedy=remedy,
             unless=unless,
             source=_PROFILER if name == "data_wait" else _OWN,
         )
-        for name, remedy, unless in (
+        for name, saves, ceiling, remedy, unless in (
             (
                 "data_wait",
+                kept_up_with,
+                "the wait, less what it takes so many workers to load and at least to hand over",
                 "{more}, with persistent_workers=True{pin}.",
                 "where the wait is for a disk or a network that is at its limit",
             ),
             (
                 "data_wait_full",
+                _all_of_it,
+                "",
                 "No core is idle for more workers: prepare once, before training, what is made anew for each sample "
                 "(decoded, resized, tokenized), or load fewer bytes.",
                 "where each epoch needs other random changes of a sample",
             ),
             (
                 "data_wait_short",
+                of_whole_batches,
+                "the wait, less the least that a fetch takes",
                 "Workers would cost more than such a wait. Take a whole batch from the data at once: give the Dataset "
                 "__getitems__(indices), which returns data[indices], and the DataLoader collate_fn=lambda batch: "
                 "batch.",

@@ -15,7 +15,7 @@ from typing import Any
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.counts import grouped, with_those_below
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
-from lightning_flops.analysis.evidence import Evidence, with_trace
+from lightning_flops.analysis.evidence import DATA_WAIT, Evidence, with_trace
 from lightning_flops.analysis.ranks import TracedRank, compare, find_stragglers_in_traces
 from lightning_flops.analysis.rates import NO_FLOPS, ratio
 from lightning_flops.analysis.timing import build_timing, timed_steps
@@ -222,7 +222,7 @@ def _of_trace(one: AnalyzedTrace, row: RankRow | None, *, unmatched: bool) -> Ev
     evidence = Evidence(
         step_sec=mean.wall_us / _US_PER_SEC,
         batches=max(1.0, calls / len(trace.step_times.steps)),
-        data_wait_sec=None if mean.data_loader_us is None else mean.data_loader_us / _US_PER_SEC,
+        parts={DATA_WAIT: ratio(part=mean.data_loader_us, whole=mean.wall_us) or 0.0},
         shares={"waiting": waiting, "unmatched": float(unmatched)},
         device=one.abilities,
     )

@@ -319,8 +319,8 @@ FULL: dict[str, Any] = {"blocks per SM": 4.0, "est. achieved occupancy %": 60}
 def test_a_step_that_waits_for_data_is_told_so() -> None:
     waits = scope("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 400)
     (advice,) = analyze_traces([trace(step(1, 0, 1000), waits, operator("aten::mm", 400, 600))]).advice
-    # Of 400 us whole batches leave 50.
-    assert advice.rule == "data_wait_short" and advice.saves == pytest.approx(0.35)
+    # Of 400 us whole batches leave 20 at least.
+    assert advice.rule == "data_wait_short" and advice.saves == pytest.approx(0.38)
     assert advice.fact == "The step waits 400 us a batch for data (40.0%)."
 
 

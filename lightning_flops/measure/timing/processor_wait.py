@@ -17,8 +17,8 @@ from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 
-#: From so long on the system's ticks, a hundredth of a second each, show how many cores are idle.
-_LEAST_IDLE_SEC = 0.2
+#: From so long on the system's ticks, a hundredth of a second each, show to a fifth of a core how many are idle.
+_LEAST_IDLE_SEC = 0.05
 
 _THREADS, _MACHINE = Path("/proc/self/task"), Path("/proc/stat")
 #: Columns in the times of all processors; the columns from the last one on are parts of earlier columns.
