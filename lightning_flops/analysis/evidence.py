@@ -113,8 +113,7 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
     timed = timed_steps(window)[0]
     evidence = _of_run(window, profile.timing, batches=sum(step.micro_steps for step in timed) / max(1, len(timed)))
     evidence = _of_counts(evidence, window, profile)
-    loops = _loops(window)
-    evidence = _of_lines(evidence, profile.lines, has_loops=bool(loops))
+    evidence = _of_lines(evidence, profile.lines)
     traced = profile.traced
     if traced is None or traced.is_apart or evidence.step_sec is None:
         return evidence
@@ -123,7 +122,7 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
     if profile.budget is not None and traced.shows_device:  # a typical step waits less for its host than the traced one
         evidence = _of_breakdown(evidence, profile.budget, traced)
     times = {one.name: one.times for one in profile.modules if one.times is not None}
-    return _of_modules(evidence, window, times, loops)
+    return _of_modules(evidence, window, times)
 
 
 def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: float) -> Evidence:
@@ -192,16 +191,7 @@ def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Ev
     )
 
 
-def _loops(window: WindowRecord) -> set[str]:
-    """Modules a call of which runs many operators in its forward, those of modules inside it left out."""
-    operators: Counter[str] = Counter()
-    for cell in window.flops.cells:
-        operators[cell.module] += cell.calls * (cell.phase == "forward")
-    calls = window.flops.module_calls
-    return {name for name, number in operators.items() if number >= _MANY_OPERATORS * calls.get(name, math.inf)}
-
-
-def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, has_loops: bool) -> Evidence:
+def _of_lines(evidence: Evidence, lines: LinesProfile | None) -> Evidence:
     """Which of the user's lines take time, in the parts of a step and inside of modules."""
     of_model = {part for part in evidence.parts if "forward" in part or "backward" in part}
 
@@ -210,11 +200,10 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, has_loops: bool
         is_apart = row.in_pieces or row.part not in of_model or (bool(row.hook) and "other" in row.part)
         return not row.in_module and row.part != DATA_WAIT and is_apart
 
-    loops = causes(lines, lambda row: has_loops and row.in_module and row.in_pieces and row.part in of_model)
     around = [one for one in causes(lines, is_around) if one.part not in of_model or one.share > _LEAST_OF_COMPUTE]
     found = {
         "line": around,
-        "line_in_module": loops,
+        "line_in_module": causes(lines, lambda row: row.in_module and row.in_pieces and row.part in of_model),
         DATA_WAIT: causes(lines, lambda row: row.part == DATA_WAIT),
         "host_wait": causes(lines, lambda row: not row.in_pieces),
     }
@@ -222,14 +211,13 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, has_loops: bool
     by_part = grouped((row for row in rows if row.file), attrgetter("part"))
     between = {part: share for part, share in evidence.parts.items() if "other" in part and lines is not None}
     others = sum(row.share or 0.0 for row in rows if row.part in between and not (row.only_enters and row.file))
-    # The backward of what a line has made: no sample knows whose that is.
-    backward = ratio(part=evidence.parts.get("backward"), whole=evidence.parts.get("forward")) or 0.0
-    shares = {
-        "line": around[0].share if around else None,
-        "line_in_module": loops[0].share * (1.0 + backward) if loops else None,
-    }
-    left = max(0.0, sum(between.values()) - others)
-    return replace(evidence, shares={**evidence.shares, **shares}, causes=found, rows=by_part, between_share=left)
+    return replace(
+        evidence,
+        shares={**evidence.shares, "line": around[0].share if around else None},
+        causes=found,
+        rows=by_part,
+        between_share=max(0.0, sum(between.values()) - others),
+    )
 
 
 def _of_breakdown(evidence: Evidence, budget: Budget, traced: TracedStep) -> Evidence:
@@ -252,30 +240,35 @@ def _of_breakdown(evidence: Evidence, budget: Budget, traced: TracedStep) -> Evi
 # ---- modules: by rule, the seconds of each that the rule is about
 
 
-def _of_modules(
-    evidence: Evidence, window: WindowRecord, times: Mapping[str, ModuleTimes], loops: Collection[str]
-) -> Evidence:
+def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, ModuleTimes]) -> Evidence:
     """Which modules do what a remedy is known for, and what they take in a step."""
     cells, by_rule = grouped(window.flops.cells, attrgetter("module")), defaultdict[str, dict[str, float]](dict)
+    calls, steps = window.flops.module_calls, max(1, len(window.counted_steps))
     for module in window.modules:
-        for rule in _about(module, cells.get(module.name, ()), max(1, len(window.counted_steps)), evidence.on_gpu):
+        of, least = cells.get(module.name, ()), _MANY_OPERATORS * calls.get(module.name, math.inf)
+        for rule in _about(module, of, steps=steps, loops_from=least, on_gpu=evidence.on_gpu):
             if module.name in times:
                 by_rule[rule][module.name] = _own_sec(times[module.name])
+    loop_share = _share_of_loop(evidence, by_rule.pop("loop", {}), times)
     by_rule |= {"calls": _repeated(window, times, evidence), "unused_forward": _unused(window, times)}
     found = {rule: of for rule, of in by_rule.items() if of}
     shares = {rule: ratio(part=math.fsum(of.values()), whole=evidence.step_sec) for rule, of in found.items()}
     modules = {rule: sorted(of, key=lambda name, of=of: -of[name]) for rule, of in found.items()}  # type: ignore[misc]
-    shares |= _share_of_loop(evidence, times, loops)
-    return replace(evidence, shares={**evidence.shares, **shares}, modules={**evidence.modules, **modules})
+    shares = {**evidence.shares, **shares, "line_in_module": loop_share}
+    return replace(evidence, shares=shares, modules={**evidence.modules, **modules})
 
 
-def _about(module: ModuleRecord, cells: Sequence[OperatorCell], steps: int, on_gpu: bool) -> Iterator[str]:
-    """The rules that a module is about, by its class and what ran in it."""
+def _about(
+    module: ModuleRecord, cells: Sequence[OperatorCell], *, steps: int, loops_from: float, on_gpu: bool
+) -> Iterator[str]:
+    """The rules that a module is about, by its class and what ran in it; "loop" from so many operators on."""
     if any(one.dtype == "float64" and one.flops for one in cells):
         yield "float64"
     ran: Counter[str] = Counter()
     for one in cells:
         ran[one.operator] += one.calls * (one.phase == "forward")
+    if ran.total() >= loops_from:
+        yield "loop"
     ran, name = +ran, module.type_name.lower()
     is_whole = any(one.endswith("_norm") for one in set(ran) - _DEVIATES)  # torch's own
     if "dropout" in name and not _DROPS.isdisjoint(ran):
@@ -340,17 +333,16 @@ def _around_modules(times: Mapping[str, ModuleTimes], evidence: Evidence) -> flo
 
 
 def _share_of_loop(
-    evidence: Evidence, times: Mapping[str, ModuleTimes], loops: Collection[str]
-) -> dict[str, float | None]:
+    evidence: Evidence, loops_sec: Mapping[str, float], times: Mapping[str, ModuleTimes]
+) -> float | None:
     """The share of the loop of Python that takes most: of what its modules take by themselves, as its lines have it."""
-    found = evidence.causes.get("line_in_module", ())
-    own_sec = sum(_own_sec(times.get(name)) for name in loops) * _around_modules(times, evidence)
-    if not found or not own_sec:
-        return {}
-    rows = [row for of in evidence.rows.values() for row in of if row.in_module and not row.only_enters]
-    whole = sum(row.share or 0.0 for row in rows if row.function in {cause.rows[0].function for cause in found})
-    part = ratio(part=found[0].share, whole=whole)
-    return {} if part is None else {"line_in_module": _product(ratio(part=own_sec, whole=evidence.step_sec), part)}
+    found = evidence.causes["line_in_module"]
+    functions = {cause.rows[0].function for cause in found}
+    rows = [row for of in evidence.rows.values() for row in of if row.in_module and row.function in functions]
+    whole = sum(row.share or 0.0 for row in rows if not row.only_enters)
+    part = ratio(part=found[0].share if found else None, whole=whole)
+    own_sec = math.fsum(loops_sec.values()) or None
+    return _product(ratio(part=own_sec, whole=evidence.step_sec), _product(part, _around_modules(times, evidence)))
 
 
 def _own_sec(times: ModuleTimes | None) -> float:
@@ -447,11 +439,6 @@ def share_of_wait(rule: str, evidence: Evidence) -> float | None:
     return _without(evidence.fetch_sec[1] * is_short, evidence) if rule == applies else None
 
 
-def of_whole_batches(evidence: Evidence, measured: float) -> float:
-    """What whole batches save of a wait at most: all but the least that a fetch takes."""
-    return _without(evidence.fetch_sec[0], evidence)
-
-
 def _without(fetch_sec: float, evidence: Evidence) -> float:
     """The wait's share of the step without what a fetch takes of it."""
     fetch = ratio(part=fetch_sec * evidence.batches, whole=evidence.step_sec) or 0.0
@@ -475,8 +462,10 @@ def _work_and_loads(evidence: Evidence, step_sec: float) -> tuple[float, float]:
     return max(step_sec - wait_sec, step_sec / 100), step_sec * now if now else wait_sec
 
 
-def kept_up_with(evidence: Evidence, measured: float) -> float:
-    """What the workers that are advised save: a step is then as long as its work, or as their loading."""
+def saved_of_wait(evidence: Evidence, measured: float) -> float:
+    """What whole batches save, or workers: a step is then as long as its work, or as their loading."""
+    if _wait_of_batch(evidence) < LEAST_WAIT_SEC:
+        return _without(evidence.fetch_sec[0], evidence)
     more, now, step_sec = _more_workers(evidence), evidence.facts.loader_workers or 0, evidence.step_sec
     if not more or step_sec is None:  # loaded in another way, or by an unknown number
         return measured
@@ -485,23 +474,18 @@ def kept_up_with(evidence: Evidence, measured: float) -> float:
     return max(0.0, 1.0 - max(work_sec, (loads_sec + handed_sec) / (now + more)) / step_sec)
 
 
-def _line_of_loader(evidence: Evidence) -> str:
-    """The user's line that most of the wait is in; without worker processes, which no sample sees."""
-    found = next(iter(evidence.causes.get(DATA_WAIT, ())), None)
-    is_most = found is not None and found.share > evidence.data_wait_share / 2
-    return f" Most of it is {found.words}." if found is not None and is_most else ""
-
-
 def words_of_loader(evidence: Evidence) -> Mapping[str, str]:
     """What the three rules say of a loader."""
     cores, now, room = evidence.facts.cores, evidence.facts.loader_workers, _more_workers(evidence)
     idle = "" if evidence.idle_cores is None else f", {evidence.idle_cores:.1f} of them idle"
     idle = ", and loading hardly uses them" if evidence.loads_without_processor else idle
     pins = evidence.device.pins_memory and evidence.shares.get("pageable_copies") != 0
+    # Of the user's lines that most of the wait is in; no sample sees those of worker processes.
+    lines = [one.words for one in evidence.causes.get(DATA_WAIT, ())[:1] if one.share > evidence.data_wait_share / 2]
     return {
         "wait": duration(_wait_of_batch(evidence)),
         "measured": percent(evidence.data_wait_share),
-        "line": _line_of_loader(evidence),
+        "line": "".join(f" Most of it is {words}." for words in lines),
         "workers": "" if now is None else f", with {plain(now)} loader workers",
         "cores": "" if cores is None else f"; this process may use {plain(cores)} cores{idle}",
         "more": "Raise the DataLoader's num_workers"

@@ -12,14 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from lightning_flops.analysis.counts import pattern_of
-from lightning_flops.analysis.evidence import (
-    Evidence,
-    kept_up_with,
-    of_optimizer,
-    of_whole_batches,
-    share_of_wait,
-    words_of_loader,
-)
+from lightning_flops.analysis.evidence import Evidence, of_optimizer, saved_of_wait, share_of_wait, words_of_loader
 from lightning_flops.analysis.phases import rate, rate_of_rollout, scoring_gain
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
 from lightning_flops.schema.plan import MemoryReport
@@ -30,10 +23,6 @@ _PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profile
 _NAMED = 3
 _MOSTLY = 0.5
 _LEAST_FREE = 0.1  # of the memory; the rest is for what no tensor is
-
-
-def _all_of_it(evidence: Evidence, measured: float) -> float:
-    return measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +39,7 @@ class Rule:
     unless: str  #: When not to follow it.
     changes: bool = False  #: Whether following it changes what the model computes.
     #: The ceiling: the share of a step that the remedy can save at most; None if that is not known.
-    saves: Callable[[Evidence, float], float | None] | None = _all_of_it
+    saves: Callable[[Evidence, float], float | None] | None = lambda evidence, measured: measured
     ceiling: str = ""  #: That limit in words, where it is neither the share that was measured nor unknown.
     #: Whether the remedy puts nothing in the place of what was measured. Where nothing runs beside the training thread
     #: a step is then shorter by at least that: what is left runs as before, or faster, as its caches stay warm. Not so
@@ -164,8 +153,7 @@ RULES: tuple[Rule, ...] = (
         words=partial(_line, "line_in_module"),
         threshold="more than {limit}, where a call of a module runs 64 operators or more by itself",
         ceiling="what that module takes by itself in forward and backward, and its share of what the step does outside "
-        "of modules, data, optimizer and your lines; without a trace its lines' share of the forward, and the same of "
-        "the backward",
+        "of modules, data, optimizer and your lines",
         fact="{measured} of the step, the backward of what it makes with it, is in many short operations of {line}.",
         remedy="Do in one operator over all of them what a loop of Python does one by one, or compile the module with "
         "torch.compile.",
@@ -308,24 +296,22 @@ RULES: tuple[Rule, ...] = (
             measured=partial(share_of_wait, name),
             limit="data_wait",
             words=words_of_loader,
-            saves=saves,
+            saves=saved_of_wait,
             ceiling=ceiling,
             fact="The step waits {wait} a batch for data ({measured}){workers}{cores}.{line}",
             remedy=remedy,
             unless=unless,
             source=_PROFILER if name == "data_wait" else _OWN,
         )
-        for name, saves, ceiling, remedy, unless in (
+        for name, ceiling, remedy, unless in (
             (
                 "data_wait",
-                kept_up_with,
                 "the wait, less what it takes so many workers to load and at least to hand over",
                 "{more}, with persistent_workers=True{pin}.",
                 "where the wait is for a disk or a network that is at its limit",
             ),
             (
                 "data_wait_full",
-                _all_of_it,
                 "",
                 "No core is idle for more workers: prepare once, before training, what is made anew for each sample "
                 "(decoded, resized, tokenized), or load fewer bytes.",
@@ -333,7 +319,6 @@ RULES: tuple[Rule, ...] = (
             ),
             (
                 "data_wait_short",
-                of_whole_batches,
                 "the wait, less the least that a fetch takes",
                 "Workers would cost more than such a wait. Take a whole batch from the data at once: give the Dataset "
                 "__getitems__(indices), which returns data[indices], and the DataLoader collate_fn=lambda batch: "
