@@ -56,9 +56,7 @@ from lightning_flops.records import (
 from lightning_flops.schema.profile import FlopsOf, Origin, Profile, ReportSettings
 from lightning_flops.schema.step import DtypeFlops, ModuleTimes, OperatorProfile, StepFlops
 from lightning_flops.schema.trace import TracedStep
-from lightning_flops.units import percent, plural
-
-_MOST_APART = 0.03  # that a step with timed parts and one without may be, in silence
+from lightning_flops.units import plural
 
 _OF_MODEL = ("forward", "backward")
 
@@ -80,7 +78,14 @@ def build_profile(
     spent = _spent_by_step(window, predicted)
     flops = _step_flops(spent, forwards=2 + Fraction(config.recompute_fwd_factor) if context.trains else Fraction(0))
     dtypes = _flops_by_dtype(spent)
-    timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
+    timing = build_timing(
+        timed,
+        mixed_phases=window.mixed_phases,
+        trains=context.trains,
+        processor=window.processor,
+        longer=longer,
+        whole_steps=len(window.plain_steps_sec) if longer != 1 else 0,
+    )
     peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
     steps = timed or window.counted_steps
     samples, tokens = (
@@ -133,7 +138,7 @@ def build_profile(
         lines=build_lines(window.lines, timing=timing, on_host=context.device_type == "cpu"),
         ranks=None,
         advice=(),
-        notes=tuple(dict.fromkeys(_notes(window, timed, longer=longer, predicted=predicted))),
+        notes=tuple(dict.fromkeys(_notes(window, timed, predicted=predicted))),
     )
     modules = {
         dtype: FlopCounts(FlopRecord(cells=tuple(of))).by_module()
@@ -343,9 +348,7 @@ def _set_up(facts: RunFacts) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value is not None}
 
 
-def _notes(
-    window: WindowRecord, timed: Sequence[StepRecord], *, longer: float, predicted: Sequence[BucketFlops]
-) -> Iterator[str]:
+def _notes(window: WindowRecord, timed: Sequence[StepRecord], *, predicted: Sequence[BucketFlops]) -> Iterator[str]:
     number, beyond = len(window.counted_steps), sum(one.is_beyond for one in timed)
     those, some = f"the {number} counted {plural('step', number)}", f"{beyond} of them beyond the counted sizes"
     yield from window.notes
@@ -365,9 +368,3 @@ def _notes(
         yield "No step was counted to its end: the FLOPs are of everything that ran while the counter was on."
     if wrong := sum(step.seconds is not None for step in window.timed_steps) - len(timed):
         yield f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right."
-    if abs(longer - 1) > _MOST_APART:
-        word, more = window.context.step_word, "more" if longer > 1 else "less"
-        yield (
-            f"A {word} whose parts are timed took {percent(abs(longer - 1))} {more} than one between two stamps alone. "
-            f"The {word} is as long as these, {len(window.plain_steps_sec)} of them, and its parts are scaled to them."
-        )

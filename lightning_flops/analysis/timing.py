@@ -43,8 +43,14 @@ def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float]:
     longer = 1.0
     if timed and len(plain) >= _LEAST_PLAIN:
         longer = _typical([sum(of.values()) for _, of in timed]) / _typical(plain)
-    scaled = [PhaseSeconds(**{name: spent / longer for name, spent in of.items()}) for _, of in timed]
-    return [replace(step, seconds=of) for (step, _), of in zip(timed, scaled, strict=True)], longer
+    return [
+        replace(
+            step,
+            seconds=PhaseSeconds(**{name: spent / longer for name, spent in of.items()}),
+            reader_sec=None if step.reader_sec is None else step.reader_sec / longer,
+        )
+        for step, of in timed
+    ], longer
 
 
 def _typical(times: Sequence[float]) -> float:
@@ -57,10 +63,13 @@ def build_timing(
     mixed_phases: Iterable[TimePhase],
     trains: bool = True,
     processor: ProcessorLoss | None = None,
+    longer: float = 1.0,
+    whole_steps: int = 0,
 ) -> TimingProfile | None:
     """Means and spread over *steps*, whose times are possible; None without any.
 
-    Of *mixed_phases*, which cannot be separated, only the sum is given. Phases of training that took no time are not
+    *steps* were so many times *longer*, as the *processor* knows them, and are scaled to *whole_steps* others. Of
+    *mixed_phases*, which cannot be separated, only the sum is given. Phases of training that took no time are not
     there in a run that does not train.
     """
     seconds = [step.seconds for step in steps if step.seconds is not None]
@@ -77,15 +86,17 @@ def build_timing(
     )
     measured = processor or ProcessorLoss(seconds=0.0, batches_sec=(), waited_share=None)  # nothing is known
     readers = [one.reader_sec for one in steps if one.reader_sec is not None and _is_duration(one.reader_sec)]
-    is_read = len(readers) == len(steps) and "data_wait" not in mixed  # else not timed apart, and so not by the host
     return TimingProfile(
         stalls=_stalls(parts, step, middle),
         parts=tuple(parts),
         global_step=step,
-        reader_sec=fmean(readers) if is_read else None,
+        # None: the wait was not timed apart, and so not by the host.
+        reader_sec=fmean(readers) if len(readers) == len(steps) and "data_wait" not in mixed else None,
         excluded_sec=_excluded_sec(steps),
         excludes_in_each=all(any(one.excluded_sec.values()) for one in steps),
-        processor_steps_sec=_by_step(measured.batches_sec, len(seconds)),
+        whole_steps=whole_steps,
+        longer=longer,
+        processor_steps_sec=_by_step([spent / longer for spent in measured.batches_sec], len(seconds)),
         starved_share=measured.waited_share,
         cpu_system_ratio=measured.busy_share,
         heat_limited_share=measured.heat_share,

@@ -25,12 +25,12 @@ from lightning_flops.report.document import (
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, LinesProfile, ModuleProfile
 from lightning_flops.schema.trace import RanksProfile
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 NOT_DESCRIBED = "(not described)"  # stands for the class of a module that did work but that the model does not list
 STARVED = "STARVED."
 NO_ADVICE = "Nothing that was measured is above its threshold."
-_DETAILED = "in the detailed report"
+IN_DETAILS = "in the detailed report"
 _FAR_SLOWER, _ENOUGH_ALIKE = 3.0, 3  # a module that takes so many times as long as most of so many has its own row
 
 
@@ -77,8 +77,12 @@ def times_section(profile: Profile) -> Section:
     words = sentences(
         f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}; typical is the mean of the middle "
         "half by wall time.",
+        f"They took {percent(abs(timing.longer - 1))} {'longer' if timing.longer > 1 else 'less'} than the "
+        f"{plain(timing.whole_steps)} that were timed as a whole: all their times are scaled to these."
+        if timing.whole_steps
+        else "",
         ""
-        if reader is None
+        if reader is None or reader <= 1.01 * (timing.data_wait_sec or 0.0)  # it was waited for all the time
         else f"The data loader ran {duration(reader)} per {word}, whether other work hid it or not.",
         f"Between steps: {', '.join(between)}." if between else "",
         "" if busy is None else f"CPU (process) {percent(busy)} of a processor, CPU (system) {of_all}.",
@@ -225,9 +229,15 @@ def modules_section(profile: Profile, *, most: int) -> Section:
         share("of peak", lambda item: reached(item[0])),
     ]
     added_up = any(len(group) > 1 for group, _ in found[:most])
+    elsewhere, own = (one.forward + one.backward for one in (profile.outside, profile.modules[0].total))
     words = sentences(
         f"And {plain(len(found[most:]))} more." if found[most:] else "",
         "A star stands for numbers that differ: these modules are added up." if added_up else "",
+        f"{percent(ratio(part=elsewhere, whole=elsewhere + own))} of the FLOPs, "
+        f"{si(profile.per_step(elsewhere))}, ran in no module of this model but in another one or in the "
+        "loop, which have no row. In a loop of your own, give all in a dict."
+        if elsewhere > 0.01 * own
+        else "",
         "FLOPs are lower bounds." if profile.lower_bound else "",
         "Rough: traced steps took far longer, or shorter." if at("traced.is_apart")(profile) else "",
     )
@@ -267,7 +277,7 @@ def advice_section(
         + (f" (Rule {one.rule}: {one.threshold}; {one.source}.)" if most is None else "")
         for number, one in enumerate(advice, start=1)
     ]
-    return Section("Advice", "", points(items, most, mark="", others=_DETAILED) or [nothing])
+    return Section("Advice", "", points(items, most, mark="", others=IN_DETAILS) or [nothing])
 
 
 def saving(advice: Advice, of: str = "a step") -> str:
@@ -286,8 +296,9 @@ def without_advice(profile: Profile) -> str:
         return f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(word, FEW_STEPS)}."
     part = max(timing.parts, key=lambda one: one.typical_sec)
     rows = () if profile.lines is None else [row for row in profile.lines.rows if row.part == part.name and row.file]
-    taken = percent(part.typical_sec / timing.global_step.typical_sec)
-    says = f"No rule names a cause: {part.name} takes {taken} of a step"
+    is_clear = profile.traced is not None and not (profile.starved or profile.unexplained)
+    found = "Nothing slow was found" if is_clear else "No rule names a cause"
+    says = f"{found}: {part.name} takes {percent(part.typical_sec / timing.global_step.typical_sec)} of a step"
     if rows and not rows[0].only_enters:
         return f"{says}, most of it at {rows[0].where}: {rows[0].start}{'' if rows[0].start.endswith('…') else '.'}"
     entering = sum(row.share or 0.0 for row in rows)
@@ -298,7 +309,7 @@ def without_advice(profile: Profile) -> str:
 
 def notes_sections(notes: Sequence[str], *, most: int | None = None) -> list[Section]:
     """What is missing or degraded; nothing where nothing is."""
-    return [Section("Notes", "", points(notes, most, others=_DETAILED))] if notes else []
+    return [Section("Notes", "", points(notes, most, others=IN_DETAILS))] if notes else []
 
 
 def missing_rates(unavailable: Mapping[str, str]) -> list[str]:

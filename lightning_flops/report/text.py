@@ -22,6 +22,7 @@ from lightning_flops.report.predicted_document import (
     run_section,
 )
 from lightning_flops.report.profile_document import (
+    IN_DETAILS,
     STARVED,
     advice_section,
     devices_of,
@@ -90,6 +91,7 @@ def _what(profile: Profile) -> str:
     context, micro_steps, size = profile.context, profile.micro_steps, profile.context.micro_batch_size
     word, name = context.step_word, profile.modules[0].type_name if profile.modules else ""
     timed = _indexes(word, profile.timed_steps).lower() or f"no {word}"
+    whole = 0 if profile.timing is None else profile.timing.whole_steps
     loop = "" if context.trains else f" in a {context.loop} loop"
     times = "" if micro_steps == 1 else f" x {plain(micro_steps)} micro-steps"
     ranks = "" if context.dp_size == 1 else f" on each of {plain(context.dp_size)} ranks"
@@ -98,8 +100,11 @@ def _what(profile: Profile) -> str:
         f"precision {context.precision}" if context.precision else "",
         "" if size is None else f"batch {plain(size)}{times}{ranks}",
     ]
-    whole = _indexes(word, profile.counted_steps) or f"No whole {word}"
-    return f"{', '.join(filter(None, parts))}. {whole} counted, {timed} timed."
+    counted = _indexes(word, profile.counted_steps) or f"No whole {word}"
+    return sentences(
+        f"{', '.join(filter(None, parts))}.",
+        f"{counted} counted, {timed} timed" + (f" by parts, {plain(whole)} more as a whole." if whole else "."),
+    )
 
 
 def _where(profile: Profile) -> str:
@@ -132,10 +137,12 @@ def _step(profile: Profile) -> str:
     tokens = "" if rates.tokens_per_sec is None else f", {plain(rates.tokens_per_sec)} tokens/s"
     in_all = " in all" if profile.context.world_size > 1 else ""
     few = f" (few steps: {len(profile.timed_steps)} timed)" if timing.few_steps else ""
+    scaled = ", scaled to it" if timing.whole_steps else ""  # few words: the sentence fits 100 columns
     left_out = _left_out(timing)
     return sentences(
-        f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; mean of {plain(timing.timed_steps)}: "
-        f"{duration(timing.global_step_sec)}, {samples}{tokens}{in_all} over the wall clock.",
+        f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; mean of "
+        f"{plain(timing.timed_steps)}{scaled}: {duration(timing.global_step_sec)}, {samples}{tokens}{in_all} over the "
+        "wall clock.",
         f"Left out of each {word}: {left_out}." if left_out else "",
     )
 
@@ -254,7 +261,7 @@ _DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
 
 
 def render_text(profile: Renderable, *, detailed: bool | None = None, width: int | None = None) -> str:
-    """The report on *profile*, for people: at most 60 lines of 100 columns, ending in a line break.
+    """The report on *profile*, for people: at most 60 lines of 100 columns (74 of 80), ending in a line break.
 
     Args:
         profile: a profile; also a run's throughput (the table that ends a run), and what ``count_flops``,
@@ -310,12 +317,13 @@ def _sections(report: object) -> Iterable[Section]:
 
 def _short_lines(profile: Profile, view: View = VIEW) -> list[str]:
     """The short report: of many long names, fewer modules, pieces of advice and notes are shown."""
+    most = max(_MOST_LINES, 100 * _MOST_LINES // (view.width or 100))  # as many letters where it is narrow
     for modules, of_user, advice, notes in ((10, 5, 4, 2), (6, 5, 3, 1), (4, 5, 2, 1), (3, 4, 1, 0), (2, 2, 1, 0)):
         sections = short_sections(profile, modules=modules, lines=of_user, advice=advice, notes=notes)
         lines = [*summary_lines(profile, view), *_drawn(sections, view)]
-        if len(lines) <= _MOST_LINES:
+        if len(lines) <= most:
             break
-    return lines[:_MOST_LINES]
+    return lines if len(lines) <= most else [*lines[: most - 1], f"… more {IN_DETAILS}"]
 
 
 def render_forwards(profile: Profile, *, detailed: bool) -> str:

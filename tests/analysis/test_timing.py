@@ -55,6 +55,27 @@ def test_parts_of_a_typical_step_are_of_the_same_steps_so_they_add_up() -> None:
     assert found.seconds_of("forward") == 1.125
 
 
+def test_all_that_is_of_steps_timed_by_parts_is_scaled_to_those_timed_as_a_whole() -> None:
+    """Marks make a step of 4 s take 5 s: its wait, what the loader ran in it, and its processor time, too."""
+    seconds = PhaseSeconds(data_wait=1.25, forward=3.75)
+    window = replace(
+        windows.mlp_window(),
+        timed_steps=tuple(windows.step(at, seconds=seconds, reader_sec=1.25) for at in range(8)),
+        plain_steps_sec=(4.0,) * 6,
+        processor=ProcessorLoss(seconds=40.0, batches_sec=(2.5,) * 8, waited_share=None),
+    )
+    profile = windows.build_profile(window, config=ProfilerConfig())
+    found = known(profile.timing)
+    assert (found.global_step_sec, found.data_wait_sec, found.reader_sec, found.cpu_time_sec) == (4.0, 1.0, 1.0, 2.0)
+    assert (found.whole_steps, found.longer) == (6, 1.25)
+    text = " ".join(str(profile).split())
+    assert "0-7 timed by parts, 6 more as a whole." in text and "mean of 8, scaled to it: 4 s" in text
+    assert "They took 25.0% longer than the 6 that were timed as a whole" in text
+    assert "CPU (process) 50.0% of a processor" in text and "The data loader ran" not in text
+    few = windows.build_profile(replace(window, plain_steps_sec=(4.0,) * 3), config=ProfilerConfig())
+    assert "as a whole" not in str(few) and "mean of 8: 5 s" in str(few)
+
+
 def test_what_other_steps_took_beyond_a_typical_one_is_a_stall_by_the_part_with_most_of_it() -> None:
     usual = PhaseSeconds(data_wait=0.25, backward=0.75)
     late = PhaseSeconds(data_wait=0.5, backward=1.25)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import OUTSIDE, ModuleRecord
+from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 from lightning_flops.report.html_page import profile_view
 from lightning_flops.report.profile_document import name_of_all, own_sec, top_modules, without_advice
 from lightning_flops.report.text import figures, render_text, summary, summary_lines
 from lightning_flops.schema.plan import MemoryReport, ModuleMemory, PeakMoment
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import Advice, LineProfile, LinesProfile
+from lightning_flops.schema.step import Advice, LineProfile, LinesProfile, PhaseProfile
 from tests.golden_files import golden
 from tests.report import windows
 from tests.report.test_ranks_text import CASES as JOBS
@@ -78,6 +78,28 @@ def test_a_line_that_enters_the_framework_is_no_cause(framework: str, whose: str
         words.append(without_advice(found))
     assert f", 40.0% in {whose}" in words[0] and "train.py" not in words[0]
     assert words[1].endswith(f", most of it at train.py:9: trainer.fit({47 * 'x'}…")
+
+
+def test_nothing_is_slow_only_where_a_trace_shows_it_and_no_part_is_unexplained() -> None:
+    profile = replace(PROFILES["gpu_trace"], advice=())
+    assert without_advice(profile) == "Nothing slow was found: backward takes 50.0% of a step."
+    for other in ({"traced": None}, {"starved": "It waited. So."}, {"unexplained": "other takes 30.0% of the step."}):
+        assert without_advice(replace(profile, **other)) == "No rule names a cause: backward takes 50.0% of a step."
+
+
+def test_flops_of_another_model_are_said_to_have_no_row() -> None:
+    """A teacher of 4.2 GFLOPs beside 1.4 G of the model's own: 600 M forward, 800 M backward."""
+    words = "75.0% of the FLOPs, 4.2 G, ran in no module of this model but in another one or in the loop"
+    text = str(replace(PROFILES["no_peak"], outside=PhaseFlops(forward=4_200_000_000, optimizer=10**12)))
+    assert words in " ".join(text.split()) and "ran in no module" not in str(PROFILES["no_peak"])
+
+
+@pytest.mark.parametrize(("width", "lines"), [(80, 74), (100, 60), (120, 60)])
+def test_a_short_report_that_is_cut_says_so(width: int, lines: int) -> None:
+    phase = PhaseProfile(flops=1, dtype=None, seconds=1.0, ratio=0.0, mfu=None, tokens=None)
+    long = replace(PROFILES["cpu"], phases={f"phase {number}": phase for number in range(80)})
+    text = render_text(long, detailed=False, width=width).splitlines()
+    assert len(text) == lines and text[-2] == "… more in the detailed report"
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
