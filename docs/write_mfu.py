@@ -162,11 +162,7 @@ beside what they claim is worked out anew, in the convention of this package:
 
 ```python
 tokens_per_sec, flops_per_token, peak = 10643, 43.11e9, 989.4e12  # of one device; MPT 7b, 2,048 tokens, an H100 in bf16
-print(f"MFU {tokens_per_sec * flops_per_token / peak:.1%}")
-```
-
-```text
-MFU 46.4%
+assert f"{tokens_per_sec * flops_per_token / peak:.1%}" == "46.4%"
 ```
 
 - **34% of an H100 in bf16 is usual, 40% to 47% is good** for a dense decoder of 1 to 70 billion parameters at a few
@@ -176,8 +172,11 @@ MFU 46.4%
 - **float8 doubles the peak, not the speed**: 35% to 45% of its peak are 70% to 90% of the peak of bf16.
 - **Compare only what is counted alike.** The FLOPs here are the exact ones of the model, forward and backward, with the
   full score matrix ("full", as PaLM and torchtitan count). Who counts half of it under a causal mask (Megatron,
-  FlashAttention) prints the column "half": {span}.
-  Recompute is in HFU alone.
+  FlashAttention) prints the column "half": {span}. Recompute is in HFU alone.
+- **Why yours is low, its report says.** The *step time breakdown* divides a typical step into what its FLOPs take at the
+  peak (that share is its MFU, masks apart), what products take beyond it, other operators, communication, idle time, data
+  and the rest; [advice](advice.md) names what to change. Where the first lines say STARVED, other programs took the
+  processors, which lengthens the step and lowers MFU: run it alone before you change anything.
 - **Compare with your own device first.** Its clocks, its power limit and its links decide as much as its name;
   `lightning-flops peak` measures what a large product reaches on yours.
 
@@ -206,8 +205,9 @@ def page() -> str:
     )
     head = f"| {' | '.join((*columns, 'source'))} |\n|---|---:|---|---|---:|---:|---:|---:|---:|---|"
     rows = [row_of(run) for run in RUNS]
-    shares = [hidden / whole for whole, hidden in (flops_per_token(run.model, run.sequence) for run in RUNS)]
-    span = f"{min(shares):.0%} less for the shortest of these sequences, {max(shares):.0%} less for the longest"
+    counts = [(run.sequence, *flops_per_token(run.model, run.sequence)) for run in RUNS]
+    short, long = ([hidden / whole for at, whole, hidden in counts if at == tokens] for tokens in (2048, 65536))
+    span = f"{min(short):.0%} to {max(short):.0%} less at 2,048 tokens, {max(long):.0%} at 65,536"
     return "\n".join([_HEAD.replace("{span}", span) + head, *rows, _TAIL])
 
 
