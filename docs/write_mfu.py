@@ -173,10 +173,10 @@ assert f"{tokens_per_sec * flops_per_token / peak:.1%}" == "46.4%"
 - **Compare only what is counted alike.** The FLOPs here are the exact ones of the model, forward and backward, with the
   full score matrix ("full", as PaLM and torchtitan count). Who counts half of it under a causal mask (Megatron,
   FlashAttention) prints the column "half": {span}. Recompute is in HFU alone.
-- **Why yours is low, its report says.** The *step time breakdown* divides a typical step into what its FLOPs take at the
-  peak (that share is its MFU, masks apart), what products take beyond it, other operators, communication, idle time, data
-  and the rest; [advice](advice.md) names what to change. Where the first lines say STARVED, other programs took the
-  processors, which lengthens the step and lowers MFU: run it alone before you change anything.
+- **Why yours is low, its report says.** The *step time breakdown* divides a typical step into what its FLOPs take at
+  the peak (that share is its MFU, masks apart), what products take beyond it, other operators, communication, idle
+  time, data and the rest; [advice](advice.md) names what to change. Where the first lines say STARVED, other programs
+  took the processors, which lengthens the step and lowers MFU: run it alone before you change anything.
 - **Compare with your own device first.** Its clocks, its power limit and its links decide as much as its name;
   `lightning-flops peak` measures what a large product reaches on yours.
 

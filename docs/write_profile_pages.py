@@ -204,8 +204,8 @@ def page() -> str:
         "A file is read back by `Profile.from_json(text)` and `ThroughputSummary.from_json(text)`. For scripts that",
         "want the headline alone, `Profile.summary()` is a flat dict of `global_step_sec`, `samples_per_sec`,",
         "`tokens_per_sec`, `mfu`, `hfu`, `forward_flops`, `backward_flops`, `hardware_flops`, `data_wait_ratio`,",
-        "`params` and `advice` (potential saving as a share of the step, by rule). In a notebook a profile, a summary",
-        "and the counts of `count_flops` show themselves as text.",
+        "`cpu_time_sec`, `params` and `advice` (potential saving as a share of the step, by rule). In a notebook a",
+        "profile, a summary and the counts of `count_flops` show themselves as text.",
     ]
     for record in all_records():
         lines += ["", f"## {record.__name__}", "", _escaped(_first_paragraph(record))]

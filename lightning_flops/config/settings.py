@@ -126,8 +126,8 @@ class ProfilerConfig:
     )
     memory_bytes_per_sec: float | None = _setting(
         None,
-        "Bandwidth of one device's memory in bytes/s, for the roofline and for what the budget explains by memory. "
-        "None looks the device up.",
+        "Bandwidth of one device's memory in bytes/s, for the roofline and for what a byte weighs where runs are "
+        "compared. None looks the device up.",
         rules.POSITIVE_OR_NONE,
     )
     advice_thresholds: Mapping[str, float] | None = _setting(

@@ -107,9 +107,16 @@ def _callee(code: CodeType | None) -> str:
     return f"torch.{code.co_name}" if of_torch else code.co_name
 
 
+def _line(frame: FrameType) -> int:
+    """The last line up to the instruction of *frame*, which has none itself, as many a jump to a loop's head."""
+    code = frame.f_code
+    lines = [line for start, _, line in code.co_lines() if start <= frame.f_lasti and line is not None]
+    return lines[-1] if lines else code.co_firstlineno
+
+
 def place_of(innermost: FrameType | None) -> Place | None:
     """Where the code of the *innermost* frame is; None in code of ours. No frame is kept."""
-    stack = [(one.f_code, one.f_lineno, _owner(one)) for one in frames_outwards(innermost)]
+    stack = [(one.f_code, one.f_lineno or _line(one), _owner(one)) for one in frames_outwards(innermost)]
     at = next((place for place, (*_, owner) in enumerate(stack) if owner == "user"), len(stack))
     if any(owner == "ours" and (code.co_filename, code.co_name) != _PASSES_ON for code, _, owner in stack[:at]):
         return None
@@ -214,7 +221,7 @@ class LineSampler:
             if self._runs:
                 self._arm()
 
-        for function in (handler, LineSampler.take, LineSampler._arm, place_of, _owner):
+        for function in (handler, LineSampler.take, LineSampler._arm, place_of, _line, _owner):
             hide(function)  # torch would compile them where they interrupt what it compiles
         self._handler = handler
         signal.signal(signal.SIGALRM, handler)

@@ -81,7 +81,7 @@ class Profile(codec.Shown):
     timing: TimingProfile | None  #: Times of the parts of a step; None if no step was timed.
     #: Where peak x time went: rows that add up to a step's wall time. None if no step was timed.
     budget: Budget | None = None
-    #: Bandwidth of the memory of this rank's device, as its vendor publishes it; None if it is not known.
+    #: Bandwidth of the memory of this rank's device: given, its vendor's, or measured. None if it is not known.
     memory_bytes_per_sec: float | None = None
     rates: Rates  #: Every ratio, per step; FLOP/s are this rank's.
     unavailable: Mapping[str, str]  #: Why a rate (by its field's name) is None, in a few words.

@@ -77,6 +77,33 @@ def test_code_is_the_users_where_it_is_not_installed(file: str, whose: str) -> N
     assert lines.owner_of(file) == whose
 
 
+def test_an_instruction_that_has_no_line_is_of_the_line_before() -> None:
+    """Python compiles the way back to the head of an inner loop that ends in an ``if`` to a jump of no line."""
+    f = user("def f():\n  for row in [[0, 2], [3]]:\n    for one in row:\n      if one:\n        one += 1")
+    found = list[Place | None]()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is f.__code__:
+            frame.f_trace_opcodes = True
+            if event == "opcode" and frame.f_lineno is None:
+                found.append(place_of(frame))
+        return trace
+
+    sys.settrace(trace)
+    try:
+        f()
+    finally:
+        sys.settrace(None)
+    assert set(found) <= {Place("/home/anna/train.py", 5, "f", "", "")}
+    assert found or sys.version_info >= (3, 12)  # which gives that jump a line
+
+
+def test_code_without_any_line_is_at_its_first() -> None:
+    f = user("\n\ndef f(): return place_of(_getframe())", place_of=place_of, _getframe=sys._getframe)
+    f.__code__ = f.__code__.replace(co_linetable=b"")
+    assert f() == Place("/home/anna/train.py", 3, "f", "", "")
+
+
 def test_code_of_ours_is_no_sample_but_where_it_only_calls_on() -> None:
     ours = function(f"{OURS}/run/run.py", "def f(): return here()", here=here)
     assert user("def f(): return ours()", ours=ours)() is None
