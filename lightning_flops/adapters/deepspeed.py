@@ -255,9 +255,9 @@ class EngineAdapter(LoopAdapter):
         run = self.run
         run.undo.callback(vars(self.engine).pop, _ADAPTER, None)
         vars(self.engine)[_ADAPTER] = self
-        saves = partial(EngineAdapter._leaves, what="checkpoint")
-        self._hear_method("save_checkpoint", run.undo, saves, EngineAdapter._comes_back)
-        self._hear_method("destroy", run.undo, EngineAdapter._is_destroyed)
+        kind = EngineAdapter
+        self._hear_method("save_checkpoint", run.undo, partial(kind._leaves, what="checkpoint"), kind._comes_back)
+        self._hear_method("destroy", run.undo, kind._is_destroyed)
         super().begin()
         if self._is_half:
             self.leave_out("start")
@@ -272,19 +272,14 @@ class EngineAdapter(LoopAdapter):
         ends: Callable[[Any, Any], object] | None = None,
     ) -> None:
         """Have *begins* and *ends* called around a method of the engine, which is over with what it raises."""
-        raises = EngineAdapter.raised
-        self.hear(type(self.engine), name, undo, begins=begins, ends=ends, raises=raises, of=self.engine)
+        self.hear(type(self.engine), name, undo, begins=begins, ends=ends, raises=EngineAdapter.raised, of=self.engine)
 
-    def _hear(self, undo: Undo) -> None:
-        super()._hear(undo)
-        self._hear_method("eval", undo, partial(EngineAdapter._mode_changes, mode=False))
-        self._hear_method("train", undo, EngineAdapter._mode_changes)
-
-    def _hear_models(self, undo: Undo) -> None:
-        self._hear_method("forward", undo, EngineAdapter._forward_begins, EngineAdapter._forward_ends)
-
-    def _hear_updates(self, undo: Undo) -> None:
-        self._hear_method("step", undo, EngineAdapter._step_begins, EngineAdapter._step_ends)
+    def _hear_model(self, undo: Undo) -> None:
+        kind = EngineAdapter
+        self._hear_method("forward", undo, kind._forward_begins, kind._forward_ends)
+        self._hear_method("step", undo, kind._step_begins, kind._step_ends)
+        self._hear_method("eval", undo, partial(kind._mode_changes, mode=False))
+        self._hear_method("train", undo, kind._mode_changes)
 
     def mark_parts(self, stack: Undo) -> None:
         """Hear the engine's own backward, which is more than autograd's, and what it computes for the update."""
@@ -390,8 +385,14 @@ class PipelineAdapter(EngineAdapter):
             part = _PARTS.get(name)
             # Without other stages there is nothing to exchange.
             if name in names and part is not None and (self.engine.num_stages > 1 or part != "bubble"):
-                begins = partial(PipelineAdapter._part_begins, part=part)
-                self.hear(owner, one, undo, begins=begins, ends=PipelineAdapter._part_ends, of=self.engine)
+                self.hear(
+                    owner,
+                    one,
+                    undo,
+                    begins=partial(PipelineAdapter._part_begins, part=part),
+                    ends=PipelineAdapter._part_ends,
+                    of=self.engine,
+                )
 
     def _forget_instruction(self) -> None:
         """Remove our wrapper from the function of its latest instruction, which the engine keeps as an attribute."""

@@ -188,8 +188,13 @@ class HearingAdapter(Adapter):
         kinds |= {getattr(sys.modules.get(module), kind, object) for module, kind in _SERVERS}
         for kind in kinds:
             if callable(getattr(kind, "generate", None)):
-                begins, ends = HearingAdapter._rollout_begins, HearingAdapter._rollout_ends
-                self.hear(kind, "generate", stack, begins=begins, ends=ends)
+                self.hear(
+                    kind,
+                    "generate",
+                    stack,
+                    begins=HearingAdapter._rollout_begins,
+                    ends=HearingAdapter._rollout_ends,
+                )
         self._hear_lookers([one for held in self._lookers if (one := held()) is not None], stack)
 
     def _hear_lookers(self, models: list[nn.Module], stack: Undo) -> None:

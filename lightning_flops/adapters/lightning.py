@@ -74,7 +74,6 @@ _OF_STRATEGY = frozenset("batch_to_device training_step validation_step test_ste
 class _Done:
     """What has gone through the loop, and what it waits for."""
 
-    batches: int = 0
     attempts: int = 0  # of the Trainer's optimizers until the latest batch
     updates: int = 0  # that the optimizers themselves have made since then
     waits: bool = False  # it waits for a batch of this run's steps, or has
@@ -114,7 +113,6 @@ class LightningAdapter(HearingAdapter):
         self._done = _Done()
         epochs, stepped = trainer.fit_loop.epoch_loop, "_batches_that_stepped"  # a private name
         of_fit: tuple[Any, str] = (epochs, stepped) if hasattr(epochs, stepped) else (trainer, "global_step")
-        self._axis = of_fit if self._trains else (self._done, "batches")
         step = config.next_profile_step(steps_done=0)
         if step is not None:  # a loop that is known to be too short for it is profiled in its last step
             step = int(min(step, max(0, _steps_in(trainer, loop) - 1)))
@@ -149,6 +147,7 @@ class LightningAdapter(HearingAdapter):
             ),
         )
         self.run = Run(self, config, publish)
+        self._axis = of_fit if self._trains else (self.run, "steps_done")
 
     # ---- what the run asks
 
@@ -167,20 +166,20 @@ class LightningAdapter(HearingAdapter):
 
     def loader_workers(self) -> int | None:
         """The fewest of the loop's DataLoaders."""
-        loaders = _loaders(self._loop_itself)
-        return min((one.num_workers for one in loaders if hasattr(one, "num_workers")), default=None)
+        return min(
+            (one.num_workers for one in _loaders(self._loop_itself) if hasattr(one, "num_workers")), default=None
+        )
 
     # ---- what is heard
 
     def begin(self) -> None:
         """The loop is about to fetch its first batch."""
-        undo = self.run.undo
+        undo, kind = self.run.undo, LightningAdapter
         self.run.begin()
         self.hear_fetches(undo)
         for module in filter(None, (sys.modules.get(f"{root}.trainer.call") for root in IMPORT_ROOTS)):
             if hasattr(module, _EVERY_LOOP):
-                begins, ends = LightningAdapter._leaves, LightningAdapter._comes_back
-                self.hear(module, _EVERY_LOOP, undo, begins=begins, ends=ends)
+                self.hear(module, _EVERY_LOOP, undo, begins=kind._leaves, ends=kind._comes_back)
         if self._manual:
             self._hear_what_is_called_by_hand(undo)
         self._done.attempts = self._attempted()
@@ -253,8 +252,13 @@ class LightningAdapter(HearingAdapter):
 
     def _hear_what_is_called_by_hand(self, undo: Undo) -> None:
         begins, ends = LightningAdapter._begins_by_hand, LightningAdapter._ends_by_hand
-        parts = {"begins": partial(begins, part="backward"), "ends": partial(ends, part="backward")}
-        self.hear(torch.autograd, "backward", undo, **parts)
+        self.hear(
+            torch.autograd,
+            "backward",
+            undo,
+            begins=partial(begins, part="backward"),
+            ends=partial(ends, part="backward"),
+        )
         update = Hook(self, partial(begins, part="optimizer")), Hook(self, partial(ends, part="optimizer"))
         for one in self._trainer.optimizers:
             if hasattr(one, "register_step_pre_hook"):
@@ -310,19 +314,22 @@ class LightningAdapter(HearingAdapter):
             rows = _rows(batch, combined.iterables)
         if self._trains and not self._manual and not outputs:  # the step returned None: nothing was trained on
             rows, shapes, tokens = 0, (), None
-        done.batches += 1
         before, done.attempts = done.attempts, self._attempted()
         updates, done.updates = max(done.updates, done.attempts - before), 0
         # In manual optimization Lightning's stand-in for an optimizer makes no steps.
         unseen = self._manual and all(type(one).__module__.startswith(_THEIRS) for one in self._trainer.optimizers)
         ends_step = not self._trains or updates > 0 or unseen
-        known = None if rows is None else [rows]
-        logs = ends_step and self._logs()
-        self.run.batch_done((batch, shapes, tokens), updates=updates, ends_step=ends_step, logs=logs, rows=known)
+        self.run.batch_done(
+            (batch, shapes, tokens),
+            updates=updates,
+            ends_step=ends_step,
+            logs=ends_step and self._logs(),
+            rows=None if rows is None else [rows],
+        )
 
     def _logs(self) -> bool:
         """Whether the Trainer logs its metrics with this step (``logger_connector.should_update_logs``)."""
-        every, step = int(getattr(self._trainer, "log_every_n_steps", 0)), getattr(*self._axis) + self._trains
+        every, step = int(getattr(self._trainer, "log_every_n_steps", 0)), getattr(*self._axis) + 1
         return every > 0 and bool(step % every == 0 or (self._trains and self._trainer.should_stop))
 
     def x_axis(self) -> int:

@@ -179,17 +179,17 @@ class LoopAdapter(HearingAdapter):
         self.run.begin()
 
     def _hear(self, undo: Undo) -> None:
-        kind = type(self)
-        self._hear_models(undo)
-        self._hear_updates(undo)
-        begins, ends, raises = kind.backward_begins, kind.backward_ends, getattr(kind, "raised", None)
+        begins, ends = type(self).backward_begins, type(self).backward_ends
+        self._hear_model(undo)
+        raises = getattr(type(self), "raised", None)
         self.hear(torch.autograd, "backward", undo, begins=begins, ends=ends, raises=raises)
-        begins, ends = partial(kind.backward_begins, grad_only=True), partial(kind.backward_ends, grad_only=True)
+        begins, ends = partial(begins, grad_only=True), partial(ends, grad_only=True)
         self.hear(torch.autograd, "grad", undo, begins=begins, ends=ends)
         self.hear_fetches(undo)
 
-    def _hear_models(self, undo: Undo) -> None:
+    def _hear_model(self, undo: Undo) -> None:
         self.hear_calls(called_in(self._model), undo, begins=type(self).forward_begins, ends=type(self).forward_ends)
+        self._hear_updates(undo)
 
     def _hear_updates(self, undo: Undo) -> None:
         kind = type(self)
@@ -199,8 +199,15 @@ class LoopAdapter(HearingAdapter):
                 undo.callback(one.register_step_pre_hook(begins).remove)
                 undo.callback(one.register_step_post_hook(ends).remove)
             else:  # several in one, or another thing with a step
-                over = partial(kind.update_ends, name=id(one))
-                self.hear(type(one), "step", undo, begins=kind.update_begins, ends=over, raises=nothing, of=one)
+                self.hear(
+                    type(one),
+                    "step",
+                    undo,
+                    begins=kind.update_begins,
+                    ends=partial(kind.update_ends, name=id(one)),
+                    raises=nothing,
+                    of=one,
+                )
         if not self._optimizers:
             hear_steps(undo, begins, ends, failed=partial(failed, self.run))
 
@@ -389,8 +396,12 @@ class LoopAdapter(HearingAdapter):
     def mark_parts(self, stack: Undo) -> None:
         """Hear what belongs to an update and is none: clipping, and dropping gradients."""
         super().mark_parts(stack)
-        begins, ends = partial(LoopAdapter._part_begins, part="optimizer"), LoopAdapter._part_ends
-        self.hear_around_updates((*self._optimizers, *called_in(self._model)), stack, begins=begins, ends=ends)
+        self.hear_around_updates(
+            (*self._optimizers, *called_in(self._model)),
+            stack,
+            begins=partial(LoopAdapter._part_begins, part="optimizer"),
+            ends=LoopAdapter._part_ends,
+        )
 
     def _part_begins(self, *_: Any, part: TimePhase, **__: Any) -> None:
         if self._steps.step.in_round:  # it is between the loss and its backward

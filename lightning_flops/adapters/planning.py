@@ -75,8 +75,12 @@ def plan_job(
     _require(_are_sizes((at or {}).values()), "at", "have an integer of at least 1 by name", at)
     _require(is_known, "device", "be one whose figures are known, as H100 or A100-SXM4-80GB", device)
     piped = _are_sizes([microbatches]) if "pp" in mesh else microbatches is None
-    must = "be an integer of at least 1 where the mesh has a dimension pp, and be left out elsewhere"
-    _require(piped, "microbatches", must, microbatches)
+    _require(
+        piped,
+        "microbatches",
+        "be an integer of at least 1 where the mesh has a dimension pp, and be left out elsewhere",
+        microbatches,
+    )
     given: dict[str, Any] = {"at": at or {}, "microbatches": microbatches or 1}
     stages = stages_with(rank, mesh) if microbatches else [rank]
     planned = {one: plan_rank(make, mesh, one, **given, causal_attention=causal_attention) for one in stages}

@@ -76,20 +76,18 @@ class LoopFinder:
             return
         self._updating = max(0, self._updating - 1)
         updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        called = (one for one in self._called if any(id(each) in updated for each in one.parameters()))
-        model = next(called, None)
+        model = next((one for one in self._called if any(id(each) in updated for each in one.parameters())), None)
         if model is None or self._updating > 0:
             return
         close_quietly(self._undo)
         frame = frame_of(model, accelerator=None, fabric=None)
-        output = loop_output(frame, self._config, log_dir=self._log_dir, or_own=True)
         self._loop = LoopAdapter(
             model,
             (optimizer,),
             config=self._config,
             publish=self.profiles.append,
             frame=frame,
-            output=output,
+            output=loop_output(frame, self._config, log_dir=self._log_dir, or_own=True),
             log_every_n_steps=50,
             steps_before=1,
         )

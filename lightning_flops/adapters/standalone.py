@@ -272,8 +272,11 @@ def get_model_profile(
         profiler.end_profile()
     if print_profile:
         profiler.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
-    flops, macs = profiler.get_total_flops(as_string), profiler.get_total_macs(as_string)
-    return flops, macs, profiler.get_total_params(as_string)
+    return (
+        profiler.get_total_flops(as_string),
+        profiler.get_total_macs(as_string),
+        profiler.get_total_params(as_string),
+    )
 
 
 def _arguments(model: nn.Module, input_shape: tuple[int, ...] | None, args: Sequence[Any] | None) -> tuple[Any, ...]:

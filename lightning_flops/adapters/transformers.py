@@ -106,24 +106,23 @@ class TrainerAdapter(LoopAdapter):
         if self._engine is not None:
             switch_off_builtin(self._engine, run)
         self.hear(type(trainer), "log", run.undo, begins=kind._log_begins, ends=kind._log_ends, of=trainer)
-        over = kind.finish
-        self.hear(CallbackHandler, "on_epoch_begin", run.undo, raises=over, of=trainer.callback_handler)
+        self.hear(CallbackHandler, "on_epoch_begin", run.undo, raises=kind.finish, of=trainer.callback_handler)
         if hasattr(trainer, "_run_epoch"):  # otherwise what is on torch after an error stays until it trains again
-            self.hear(type(trainer), "_run_epoch", run.undo, raises=over, of=trainer)
+            self.hear(type(trainer), "_run_epoch", run.undo, raises=kind.finish, of=trainer)
         for name, what in _LEFT_OUT.items():
-            leaves = partial(kind._leaves, what=what)
-            self.hear(type(trainer), name, run.undo, begins=leaves, ends=kind._comes_back, of=trainer)
+            begins, ends = partial(kind._leaves, what=what), kind._comes_back
+            self.hear(type(trainer), name, run.undo, begins=begins, ends=ends, of=trainer)
         super().begin()
         self._goes_away("start")  # until the first batch is asked for
 
     def _hear_updates(self, undo: Undo) -> None:
         if self._engine is None:
             super()._hear_updates(undo)
-        else:  # accelerate has it update inside of its own backward, which is more than autograd's
-            kind, backward = TrainerAdapter, {"of": self.trainer.accelerator}
-            self.hear(Accelerator, "backward", undo, begins=kind.backward_begins, ends=kind.backward_ends, **backward)
-            update = {"begins": kind.update_begins, "ends": kind.update_ends}
-            self.hear(type(self._engine), "step", undo, of=self._engine, **update)
+            return
+        # Accelerate has it update inside of its own backward, which is more than autograd's.
+        kind, engine, accelerator = TrainerAdapter, self._engine, self.trainer.accelerator
+        self.hear(Accelerator, "backward", undo, begins=kind.backward_begins, ends=kind.backward_ends, of=accelerator)
+        self.hear(type(engine), "step", undo, begins=kind.update_begins, ends=kind.update_ends, of=engine)
 
     # ---- parts of a step that no hook of torch's shows, while they are marked
 
@@ -136,8 +135,8 @@ class TrainerAdapter(LoopAdapter):
             (accelerate_loaders, "send_to_device", "transfer", None),
         )
         for owner, name, part, of in parts:
-            begins = partial(TrainerAdapter._part_begins, part=part)
-            self.hear(owner, name, stack, begins=begins, ends=TrainerAdapter._part_ends, of=of)
+            begins, ends = partial(TrainerAdapter._part_begins, part=part), TrainerAdapter._part_ends
+            self.hear(owner, name, stack, begins=begins, ends=ends, of=of)
 
     # ---- batches
 

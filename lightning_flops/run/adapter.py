@@ -53,9 +53,9 @@ class Adapter(ABC):
     def optimizers(self) -> Iterable[Any] | None:
         """The optimizers that update the model; None if they are not known."""
 
+    @abstractmethod
     def loader_workers(self) -> int | None:
         """The fewest workers of the training DataLoaders; None if they are not known."""
-        return None
 
     def declared_batch_size(self) -> int | None:
         """What the framework's settings name as the samples of a batch; None: nothing."""
@@ -64,12 +64,14 @@ class Adapter(ABC):
     def names_phase(self, *, begins: bool) -> None:  # noqa: B027
         """By the loop's own word a phase of the step *begins*, or ends."""
 
+    @abstractmethod
     def call(self) -> tuple[str, Any] | None:
         """What of the root was called for the running step, and with what, by shapes at least; None: not known."""
-        return None
 
-    def looks(self, model: nn.Module) -> None:  # noqa: B027
+    @abstractmethod
+    def looks(self, model: nn.Module) -> None:
         """*model*, which may be any, is called without gradients while a step is counted."""
 
-    def mark_parts(self, stack: Undo) -> None:  # noqa: B027
+    @abstractmethod
+    def mark_parts(self, stack: Undo) -> None:
         """Put hooks around the parts of a step, which *stack* removes."""

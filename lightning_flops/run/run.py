@@ -235,7 +235,8 @@ class Run:
         self.throughput.step_ends(seconds, index=self.steps_done if self.window.is_open else None)
         self.steps_done += 1
         if (window := self.window).is_open:
-            if window.ends_at is None and window.has_measured:
+            # But for lines that are sampled: how many steps that takes depends on the machine.
+            if window.ends_at is None and (window.recorder.sampling_lines or window.recorder.closed):
                 window.ends_at = self.adapter.x_axis(), self.adapter.logged_at()
             if window.recorder.closed:
                 self._close_window()

@@ -45,11 +45,6 @@ class Window:
         """Whether nothing of a step is measured, and nothing is in place for that."""
         return self.recorder.state is Phase.WAITING and self.marks is None
 
-    @property
-    def has_measured(self) -> bool:
-        """Whether it is over, but for lines that are sampled: how many steps that takes depends on the machine."""
-        return self.recorder.sampling_lines or self.recorder.closed
-
     def open(self, *, steps_done: int) -> None:
         """The step that begins now is the one to count."""
         self.recorder.open(steps_done=steps_done)
@@ -107,16 +102,15 @@ class Window:
         try:
             with random_state_kept():  # the questions call methods of the user's modules and optimizers
                 optimizers = adapter.optimizers()
-                run_facts = gather_run_facts(
-                    adapter.facts.root,
-                    device=adapter.facts.device,
-                    optimizers=optimizers,
-                    loader_workers=adapter.loader_workers(),
-                    padding_ratio=padding,
-                )
                 record = replace(
                     record,
-                    facts=run_facts,
+                    facts=gather_run_facts(
+                        adapter.facts.root,
+                        device=adapter.facts.device,
+                        optimizers=optimizers,
+                        loader_workers=adapter.loader_workers(),
+                        padding_ratio=padding,
+                    ),
                     memory=self.memory.record(optimizers=optimizers),
                     tensors=self.memory.tensors(
                         optimizers=optimizers, step=record.counted_steps[0], samples=self.micro_batch_size
