@@ -32,6 +32,7 @@ from lightning_flops.records import RunContext, Shapes, TimePhase
 from lightning_flops.run.delivery import OUTCOMES
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
+from lightning_flops.run.throughput import Batch
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 from lightning_flops.sinks.console import to_standard_output
@@ -181,6 +182,7 @@ class EngineAdapter(LoopAdapter):
         self._updates = int(engine.global_steps)  # before the running ``engine.step``
         self._work = Undo()  # while the engine computes for the update
         accumulate = int(engine.gradient_accumulation_steps())
+        loader = getattr(vars(engine).get("training_dataloader"), "dataloader", None)  # its own; None: it has none
         super().__init__(
             engine.module,
             (),
@@ -200,11 +202,12 @@ class EngineAdapter(LoopAdapter):
             output=output or engine_output(engine, config),
             initial_step=initial_step or 0,
             device=torch.device(engine.device),
-            settle_steps=steps_to_settle(batches_ahead=fetched_ahead(self._loader), batches_a_step=accumulate),
+            settle_steps=steps_to_settle(batches_ahead=fetched_ahead(loader), batches_a_step=accumulate),
             ends_when_dropped=True,
         )
         self._steps.known.says_ends = True
         self._known.accumulate = accumulate
+        self._known.workers = getattr(loader, "num_workers", None)
         self._is_half = self._begins_amid_step()  # the step that runs was not seen from its beginning
         switch_off_builtin(engine, self.run)
 
@@ -212,11 +215,6 @@ class EngineAdapter(LoopAdapter):
         return type(None), ()  # in a pickle or a copy of the engine
 
     # ---- what the run asks
-
-    @property
-    def _loader(self) -> Any:
-        """The engine's own DataLoader; None: it has none."""
-        return getattr(vars(self.engine).get("training_dataloader"), "dataloader", None)
 
     def x_axis(self) -> int:
         """The engine's own step, or the loop's."""
@@ -229,11 +227,6 @@ class EngineAdapter(LoopAdapter):
     def optimizers(self) -> Iterable[Any] | None:
         """What the engine updates by."""
         return (self.engine.optimizer,)
-
-    def loader_workers(self) -> int | None:
-        """Those of the engine's own DataLoader."""
-        workers: int | None = getattr(self._loader, "num_workers", None)
-        return workers
 
     def declared_batch_size(self) -> int | None:
         """The micro-batch of the config."""
@@ -308,8 +301,9 @@ class EngineAdapter(LoopAdapter):
     def raised(self, error: BaseException) -> None:
         """The user's model, optimizer or data raised *error*: report what was measured; training goes on without us."""
         self.finish(error)
-        done = "the FLOPs profiler has reported what it had, and is off"
-        self.run.delivery.warn(f"training raised {type(error).__name__}: {done}")
+        self.run.delivery.warn(
+            f"training raised {type(error).__name__}: the FLOPs profiler has reported what it had, and is off"
+        )
 
     def _forward_begins(self, _: Any, *args: Any, **kwargs: Any) -> None:
         self.forward_begins(self.engine.module, args, kwargs)
@@ -347,7 +341,7 @@ class PipelineAdapter(EngineAdapter):
     def __init__(self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], **how: Any) -> None:
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
         self._always = () if self._loads else ("ForwardPass",)  # a stage in the middle knows a step by what it receives
-        self._micro_batches: list[tuple[Any, Shapes, None]] = []
+        self._micro_batches: list[Batch] = []
         if not self._loads:  # it gets activations, whose first dimension need not be samples
             size, tokens = config.batch_size, config.tokens_per_sample
             size = size if isinstance(size, int) else int(engine.train_micro_batch_size_per_gpu())
@@ -415,7 +409,7 @@ class PipelineAdapter(EngineAdapter):
 
     def _micro_batch_is_there(self, batch: Any, shapes: Shapes) -> None:
         """A micro-batch is there; with the first one of a step, this stage has computed nothing of the step yet."""
-        self._micro_batches.append((batch, shapes, None))
+        self._micro_batches.append(Batch(shapes, given=batch))
         if len(self._micro_batches) == 1:
             self.run.batch_begins(shapes)
 
@@ -423,5 +417,5 @@ class PipelineAdapter(EngineAdapter):
         self._goes_away("")
 
     def _train_batch_ends(self, _: Any) -> None:
-        batches, self._micro_batches = self._micro_batches or [((), (), None)], []
+        batches, self._micro_batches = self._micro_batches or [Batch()], []
         self.run.batch_done(*batches, updates=1, ends_step=True, logs=self._logs())

@@ -100,10 +100,8 @@ class HearingAdapter(Adapter):
         held, only = weakref.ref(self), None if of is None else weakref.ref(of)
 
         def has_begun(*args: Any, **kwargs: Any) -> Ends | None:
-            one = held()
-            if one is None or one.run.closed or one.run.delivery.thread != threading.get_ident():
-                return None
-            if only is not None and not (args and args[0] is only()):
+            one, is_other = held(), only is not None and not (args and args[0] is only())
+            if one is None or is_other or one.run.closed or one.run.delivery.thread != threading.get_ident():
                 return None
             if begins is not None:
                 begins(one, *args, **kwargs)

@@ -109,7 +109,7 @@ class LightningAdapter(HearingAdapter):
         self._loop_itself = trainer.fit_loop if self._trains else getattr(trainer, f"{loop}_loop")
         found, accumulate = _loaders(self._loop_itself), trainer.accumulate_grad_batches if self._trains else 1
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(found) == 1
-        self._batch: Batch = None, (), None  # the running one
+        self._batch = Batch(given=None)  # the running one
         self._done = _Done()
         epochs, stepped = trainer.fit_loop.epoch_loop, "_batches_that_stepped"  # a private name
         of_fit: tuple[Any, str] = (epochs, stepped) if hasattr(epochs, stepped) else (trainer, "global_step")
@@ -157,7 +157,7 @@ class LightningAdapter(HearingAdapter):
 
     def call(self) -> tuple[str, Any] | None:
         """The training step, with the running batch; None in manual optimization, where it updates the weights."""
-        batch = None if self._manual or not self._trains else self._batch[0]
+        batch = None if self._manual or not self._trains else self._batch.given
         return None if batch is None else ("training_step", batch)
 
     def optimizers(self) -> Iterable[Any] | None:
@@ -285,7 +285,7 @@ class LightningAdapter(HearingAdapter):
     @safe
     def saves(self) -> None:
         """A checkpoint is being saved; between two batches it belongs to no step, until the next one is asked for."""
-        if self._batch[0] is None:
+        if self._batch.given is None:
             self.run.between_steps("checkpoint")
 
     @safe
@@ -297,30 +297,30 @@ class LightningAdapter(HearingAdapter):
         reader, tokens = run.tokens, None
         if reader.reads:
             tokens = reader.take() if self._reads_ahead else reader.of(batch)
-        self._batch = batch, tensor_shapes(batch), tokens
-        run.batch_begins(*self._batch[1:])
+        self._batch = running = Batch(tensor_shapes(batch), tokens, batch)
+        run.batch_begins(running.shapes, tokens)
 
     @safe
     def batch_ends(self, batch: Any, outputs: Any) -> None:
         """*batch* went through the loop, and with it perhaps a step; *outputs* is what Lightning keeps of it."""
         if batch is None:
             return  # the loader yielded None, and nothing ran
-        (given, shapes, tokens), self._batch, done = self._batch, (None, (), None), self._done
-        if batch is not given:
-            shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
+        running, self._batch, done = self._batch, Batch(given=None), self._done
+        if batch is not running.given:  # a dataloader_iter step fetches its batch itself
+            running = Batch(tensor_shapes(batch), running.tokens, batch)
         combined: Any = getattr(self._loop_itself, "_combined_loader", None)  # a private name, as that of its mode
         rows = None
         if getattr(combined, "_mode", "sequential") != "sequential" and isinstance(combined.iterables, _SEVERAL):
             rows = _rows(batch, combined.iterables)
         if self._trains and not self._manual and not outputs:  # the step returned None: nothing was trained on
-            rows, shapes, tokens = 0, (), None
+            rows, running = 0, Batch(given=batch)
         before, done.attempts = done.attempts, self._attempted()
         updates, done.updates = max(done.updates, done.attempts - before), 0
         # In manual optimization Lightning's stand-in for an optimizer makes no steps.
         unseen = self._manual and all(type(one).__module__.startswith(_THEIRS) for one in self._trainer.optimizers)
         ends_step = not self._trains or updates > 0 or unseen
         self.run.batch_done(
-            (batch, shapes, tokens),
+            running,
             updates=updates,
             ends_step=ends_step,
             logs=ends_step and self._logs(),

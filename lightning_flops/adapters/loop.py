@@ -30,6 +30,7 @@ from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, failed, safe
+from lightning_flops.run.throughput import Batch
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 
@@ -42,19 +43,10 @@ _NOT_CALLED = "The model was not called, or by compiled code: forward is what ra
 
 
 @dataclass(slots=True)
-class _MicroStep:
-    """What one micro-step computes on."""
-
-    shapes: Shapes = ()
-    tokens: BatchTokens | None = None
-    given: Any = ()  # what settings that are functions of the batch are asked of
-
-
-@dataclass(slots=True)
 class _RunningStep:
     """What was heard of the running step."""
 
-    micro_steps: list[_MicroStep] = field(default_factory=list)
+    micro_steps: list[Batch] = field(default_factory=list)  # what each of them computes on
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # first tensors of its forwards
     latest: Shapes = ()  # of the tensors that its latest forward was called with, if it was with gradients
     updates: int = 0
@@ -70,7 +62,7 @@ class _Fetches:
     kind: type = object  # of what was fetched last
     shapes: Shapes = ()
     sizes: tuple[int | None, int] = (None, 1)  # its rows, in so many alike parts
-    handed: _MicroStep | None = None  # what ``batches`` has handed out, and no forward has taken
+    handed: Batch | None = None  # what ``batches`` has handed out, and no forward has taken
     learned: set[Shapes] = field(default_factory=set)  # shapes whose steps were counted
 
     def brings(self, batch: Any) -> Shapes:
@@ -218,8 +210,7 @@ class LoopAdapter(HearingAdapter):
             steps.ended = None
             self._step_is_over(ended)
         if steps.away is not bool(self.run.between):
-            words = "validation" if steps.away else ""
-            self.run.between_steps(words, since_batch=not steps.step.computed)
+            self.run.between_steps("validation" if steps.away else "", since_batch=not steps.step.computed)
 
     def _goes_away(self, what: str) -> None:
         """*what* begins, which belongs to no step, until the next batch is asked for; none: the step goes on."""
@@ -230,10 +221,10 @@ class LoopAdapter(HearingAdapter):
     def _step_is_over(self, ended: StepEnd) -> None:
         run, known, number = self.run, self._known, len(ended.rows)
         step, self._running = self._running, _RunningStep()
-        found = step.micro_steps or [_MicroStep(self._fetches.shapes)]
+        found = step.micro_steps or [Batch(self._fetches.shapes)]
         if len(found) != number:  # what was taken for one, until a batch was fetched for the step
             found[0].shapes = tuple(shape for one in found for shape in one.shapes)
-            found = [found[0], *[_MicroStep()] * (number - 1)]
+            found = [found[0], *[Batch()] * (number - 1)]
         declared, rows = self.declared_batch_size() if ended.why else None, ended.rows
         if declared is not None:
             rows = (declared,) * number
@@ -242,8 +233,7 @@ class LoopAdapter(HearingAdapter):
         if not self._steps.known.calls and run.window.marks is not None:
             run.notes.add(_NOT_CALLED)
         known.accumulate = max(known.accumulate, number)  # the last step of an epoch may have fewer
-        batches = [(one.given, one.shapes, one.tokens) for one in found]
-        run.batch_done(*batches, updates=step.updates, ends_step=True, logs=self._logs(), rows=rows)
+        run.batch_done(*found, updates=step.updates, ends_step=True, logs=self._logs(), rows=rows)
 
     def _logs(self) -> bool:
         """Whether throughput is written after the step that ends now."""
@@ -308,7 +298,7 @@ class LoopAdapter(HearingAdapter):
         if run.window.marks is not None and torch.is_autocast_enabled(device):
             self._known.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
         kept = given if self._known.keeps_batches else ()
-        one, self._fetches.handed = self._fetches.handed or _MicroStep(shapes, given=kept), None
+        one, self._fetches.handed = self._fetches.handed or Batch(shapes, given=kept), None
         # A tensor alone shows none.
         if run.tokens.fetched or (run.tokens.reads and not isinstance(given, torch.Tensor)):
             one.tokens = self._tokens(given, shapes)
@@ -349,7 +339,7 @@ class LoopAdapter(HearingAdapter):
         steps, run = self._steps, self.run
         part = steps.backward_begins(grad_only=grad_only)
         if part == "micro-step":  # compiled code called the model, and no hook of ours
-            self._running.micro_steps.append(_MicroStep(self._fetches.shapes))
+            self._running.micro_steps.append(Batch(self._fetches.shapes))
         if steps.away is not bool(run.between):
             self._follow()
         if run.window.parts is not None and part in ("step", "micro-step"):
@@ -433,8 +423,9 @@ class LoopAdapter(HearingAdapter):
             return
         if is_new:
             self._known.workers = workers_of(source) if self._known.workers is None else self._known.workers
-            settle = steps_to_settle(batches_ahead=fetched_ahead(source), batches_a_step=self._known.accumulate)
-            run.window.recorder.settle_for(settle)
+            run.window.recorder.settle_for(
+                steps_to_settle(batches_ahead=fetched_ahead(source), batches_a_step=self._known.accumulate)
+            )
         run.fetch_begins()
 
     def _name(self, one: object) -> int:
@@ -456,7 +447,7 @@ class LoopAdapter(HearingAdapter):
         shapes = fetches.brings(batch)
         steps.fetch_ends(source, *fetches.sizes, loader=loader, explicit=handed_out)
         if handed_out and HIDDEN_SHAPE not in shapes:  # otherwise they are those of what the model gets
-            fetches.handed = _MicroStep(shapes, given=batch if self._known.keeps_batches else ())
+            fetches.handed = Batch(shapes, given=batch if self._known.keeps_batches else ())
         if self.counts_at_fetch and not (steps.step.computed or shapes in fetches.learned):
             self._may_count(shapes)  # before anything computes on it
             if self.run.window.recorder.counting:

@@ -56,8 +56,8 @@ class ProfiledProgram:
 
     def _give_callback(self, trainer: ModuleType) -> None:
         """Have every Trainer of transformers add a callback of ours to those that it adds itself."""
-        ours = importlib.import_module("lightning_flops.transformers").CallbackOfAnyTrainer(**self._settings)
-        trainer.DEFAULT_CALLBACKS.append(ours)
+        ours = importlib.import_module("lightning_flops.transformers")
+        trainer.DEFAULT_CALLBACKS.append(ours.CallbackOfAnyTrainer(**self._settings))
 
     def _find_loop(self, torch: ModuleType) -> None:
         from lightning_flops.adapters.run_program import LoopFinder

@@ -190,8 +190,7 @@ class FlopsProfiler:
             raise LightningFlopsError(_NOTHING)
         counter, counted = self._counted
         calls_sec, samples = self._calls
-        device = next(iter(_devices(self.model)), torch.device("cpu"))
-        context, engine_sec = _context(self.ds_engine, device, samples)
+        context, engine_sec = _context(self.ds_engine, next(iter(_devices(self.model)), torch.device("cpu")), samples)
         profile = build_forward_profile(
             records=describe_modules(self.model),
             flops=counter.record(),
@@ -204,8 +203,11 @@ class FlopsProfiler:
             engine_sec=engine_sec,
             ignored={name for name, module in named_modules(self.model) if type(module) in self._ignored_types},
         )
-        settings = replace(profile.settings, module_depth=module_depth, top_modules=top_modules)
-        return replace(profile, profile_step=step, settings=settings)
+        return replace(
+            profile,
+            profile_step=step,
+            settings=replace(profile.settings, module_depth=module_depth, top_modules=top_modules),
+        )
 
 
 def get_model_profile(

@@ -69,22 +69,20 @@ class TrainerAdapter(LoopAdapter):
         self.log = log = TrainerLog(trainer.callback_handler.callbacks)
         self._logs_last: bool | None = None  # the Trainer logs its last metrics now; None: none of its training
         self._is_between_epochs, self._epoch_begins = False, True
-        updated, frame = optimizers_in(trainer.optimizer), _frame_of(trainer)
-        output = LoggedOutput(
-            config,
-            loggers=log,
-            folder=lambda: log.folder() or str(trainer.args.output_dir),  # so that TensorBoard's tab finds ours
-            # Above the Trainer's progress bar, if it shows one.
-            announce=lambda sentence: None if log_is_shown() else tqdm.write(printable(sentence)),
-        )
         ahead = 1 + fetched_ahead(getattr(loader, "base_dataloader", loader))  # accelerate fetches one more
         super().__init__(
             trainer.model_wrapped,
-            updated,
+            optimizers_in(trainer.optimizer),
             config=config,
             publish=publish,
-            frame=frame,
-            output=output,
+            frame=_frame_of(trainer),
+            output=LoggedOutput(
+                config,
+                loggers=log,
+                folder=lambda: log.folder() or str(trainer.args.output_dir),  # so that TensorBoard's tab finds ours
+                # Above the Trainer's progress bar, if it shows one.
+                announce=lambda sentence: None if log_is_shown() else tqdm.write(printable(sentence)),
+            ),
             root=trainer.model,  # made by now
             whole=getattr(self._engine, "module", trainer.model_wrapped),  # with its wrappers, without an engine
             settle_steps=steps_to_settle(batches_ahead=ahead, batches_a_step=accumulate),

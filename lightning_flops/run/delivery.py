@@ -73,8 +73,7 @@ class Worker:
             return
         self._missing.append(what)
         before = self._latest
-        of_job = (before, what, job)
-        self._latest = threading.Thread(target=self._run, args=of_job, name="lightning_flops", daemon=True)
+        self._latest = threading.Thread(target=self._run, args=(before, what, job), name="lightning_flops", daemon=True)
         try:
             self._latest.start()
         except RuntimeError:  # the interpreter ends, and starts no more threads
@@ -123,8 +122,11 @@ class Worker:
             latest.join(PAUSE_SEC)
             if latest.is_alive() and host_clock.now() >= until + self._paused_sec - paused_before:
                 self._given_up = True
-                words = "%s could not be written within %s of the run's end; does a file system hang?"
-                logger.warning(words, ", ".join(self._missing), duration(within_sec))
+                logger.warning(
+                    "%s could not be written within %s of the run's end; does a file system hang?",
+                    ", ".join(self._missing),
+                    duration(within_sec),
+                )
         return not self._given_up
 
 
@@ -157,8 +159,8 @@ class Delivery:
             if ranks.failure is None:
                 self._ranks = ranks
             else:
-                why = f"the ranks could not exchange anything: {ranks.failure}"
-                notes.add_for_run(f"This report is of rank {facts.rank} alone: {why}.")
+                alone = f"This report is of rank {facts.rank} alone"
+                notes.add_for_run(f"{alone}: the ranks could not exchange anything: {ranks.failure}.")
 
     def warn(self, sentence: str) -> None:
         """Say *sentence* in the log, on the first rank."""
@@ -189,8 +191,9 @@ class Delivery:
         *traces* keeps the files of its traces.
         """
         self._latest = made = threading.Event()
-        make = partial(self._make, record, [traces], step, at, made)
-        self.worker.submit(make, f"the report of step {record.profile_step}")
+        self.worker.submit(
+            partial(self._make, record, [traces], step, at, made), f"the report of step {record.profile_step}"
+        )
 
     def _make(self, record: WindowRecord, traces: list[object], step: int, at: int, made: threading.Event) -> None:
         """Analyze a window and report it, of all ranks if this is the first of several, on the worker's thread."""
@@ -200,8 +203,13 @@ class Delivery:
             traces.clear()  # what keeps them has the user's model, which may go while other ranks are awaited
             profile = replace(profile, report_step=step)
             if self._is_first:
-                word, line = profile.context.step_word, figures(profile)
-                logger.info("profiled %s %d of this %s: %s", word, profile.profile_step, profile.context.run_word, line)
+                logger.info(
+                    "profiled %s %d of this %s: %s",
+                    profile.context.step_word,
+                    profile.profile_step,
+                    profile.context.run_word,
+                    figures(profile),
+                )
             if ranks is not None:
                 profile = ranks.exchange(profile)
             self._publish(profile)
@@ -235,10 +243,6 @@ class Delivery:
         while self._ready:
             with random_state_kept():
                 self._ready.popleft()()
-
-    def _give_last(self, now: int) -> None:
-        self._give(now)
-        self._output.loggers.close()
 
     def await_profiles(self, within_sec: float = SEC_TO_FINISH) -> None:
         """Wait until the profile of every closed window is there, or *within_sec* have gone by."""
@@ -287,7 +291,8 @@ class Delivery:
             _dropped.append(self)
             return
         worker.finish(sec)
-        self._give_last(now)
+        self._give(now)
+        self._output.loggers.close()
         if ranks is not None:
             ranks.close()  # if a file system hangs, the worker has not
 
@@ -300,7 +305,8 @@ def finish_dropped() -> None:
     while _dropped:
         one = _dropped.popleft()
         one.worker.finish(SEC_TO_FINISH)
-        one._give_last(one._output.loggers.now)
+        one._give(one._output.loggers.now)
+        one._output.loggers.close()
 
 
 class ProfiledRun:

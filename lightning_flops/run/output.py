@@ -87,10 +87,13 @@ class RunFiles:
         """Write *profile* for TensorBoard's tab, under a tag below *prefix* that no other window of the run has."""
         if self._windows is None or (place := self._place()) is None:
             return
-        tag = f"{prefix}/window/{profile.profile_step}"
-        figures = msgspec.json.encode(window_figures(profile))
         try:
-            events = tab_events(tag=tag, figures=figures, packed=packed(profile), step=profile.report_step)
+            events = tab_events(
+                tag=f"{prefix}/window/{profile.profile_step}",
+                figures=msgspec.json.encode(window_figures(profile)),
+                packed=packed(profile),
+                step=profile.report_step,
+            )
         except ImportError:  # the run's writer is another package's
             return
         path = f"{place}/{event_file_name(len(self._tabs) + 1)}"

@@ -99,8 +99,7 @@ class Ranks:
         """Notify rank 0 that no record of the window of *step* comes, or none any more (the first *reason* counts)."""
         if step not in self._absent:
             self._absent.add(step)
-            absence = pack(RankAbsence(rank=self._rank, reason=reason))
-            self._say("out" if step is None else str(step), absence)
+            self._say("out" if step is None else str(step), pack(RankAbsence(rank=self._rank, reason=reason)))
 
     def _say(self, about: str, packed: bytes) -> None:
         def write(store: Store) -> None:
@@ -139,8 +138,12 @@ class Ranks:
         """What each of the other ranks says of the window of *step*, for which it is waited."""
         answers: dict[int, RankRecord | RankAbsence] = {}
         began, timeout_sec = self._clock(), self._config.ranks_timeout_sec
-        words = "the report of step %d waits up to %g s for the %d other rank(s); training goes on"
-        logger.info(words, step, timeout_sec, len(self._others))
+        logger.info(
+            "the report of step %d waits up to %g s for the %d other rank(s); training goes on",
+            step,
+            timeout_sec,
+            len(self._others),
+        )
         counters = [f"{self._keys}/{step}", f"{self._keys}/out"]
         is_over = False
         while not is_over:

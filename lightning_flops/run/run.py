@@ -211,14 +211,18 @@ class Run:
             for number, (batch, size) in enumerate(zip(batches, samples, strict=True), 1):
                 is_last = ends_step and number == len(batches)
                 tokens = throughput.tokens_of(batch, size)
-                window.recorder.end_batch(shapes=batch[1], samples=size, tokens=tokens, ends_step=is_last)
+                window.recorder.end_batch(shapes=batch.shapes, samples=size, tokens=tokens, ends_step=is_last)
         if is_measured:
             if window.micro_batch_size is None:
                 window.micro_batch_size = samples[-1]
             window.leave_scope()  # before the clock is read: the end of counting is a part of what it costs
-        slowed = is_measured or delivery.worker.is_busy
         seconds = throughput.batches_done(
-            batches, samples, updates=updates, profiled=slowed, ends_step=ends_step, counts_each=rows is not None
+            batches,
+            samples,
+            updates=updates,
+            profiled=is_measured or delivery.worker.is_busy,
+            ends_step=ends_step,
+            counts_each=rows is not None,
         )
         if ends_step:
             self._step_ends(seconds)
@@ -259,8 +263,9 @@ class Run:
             sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
             self.notes.add(sentence)
             delivery.passed_over(step, sentence)
-        padding = padding_ratio(self.throughput.monitor.all_tokens)
-        record = window.finish(self.adapter, context, self.notes, padding=padding)
+        record = window.finish(
+            self.adapter, context, self.notes, padding=padding_ratio(self.throughput.monitor.all_tokens)
+        )
         if record is not None:
             record = replace(record, timed_steps=self.throughput.predicted(record.timed_steps))
             step, at = window.ends_at or (self.adapter.x_axis(), self.adapter.logged_at())
@@ -286,9 +291,11 @@ class Run:
                     self.notes.add(f"{self.context().activity} was interrupted by {type(interrupted_by).__name__}.")
                 self._close_window()
             elif window.step is not None and interrupted_by is None:
-                updated_by = list(self.adapter.optimizers() or ())
                 self.delivery.not_reached(
-                    window.step, self.context(), steps_done=self.steps_done, updated_by=updated_by
+                    window.step,
+                    self.context(),
+                    steps_done=self.steps_done,
+                    updated_by=list(self.adapter.optimizers() or ()),
                 )
         finally:  # also if Ctrl-C comes once more
             self.close()
@@ -355,17 +362,18 @@ def _account(adapter: Adapter, context: RunContext) -> str:
     if call is None:
         return f"what the model was called with is not known; {_BY_HAND}"
     cuda, began = facts.device.type == "cuda", time.monotonic()
-    steps = functools.partial(
-        fake_steps,
-        facts.root,
-        call[1],
-        next(iter(adapter.optimizers() or ()), None),
-        autocast=_HALF.get(context.precision),
-        accumulate=min(context.accumulate, 2),  # a third finds the same gradients there as the second
-        on_cuda=cuda,
-        method=call[0],
+    prediction = MemoryPrediction(
+        functools.partial(
+            fake_steps,
+            facts.root,
+            call[1],
+            next(iter(adapter.optimizers() or ()), None),
+            autocast=_HALF.get(context.precision),
+            accumulate=min(context.accumulate, 2),  # a third finds the same gradients there as the second
+            on_cuda=cuda,
+            method=call[0],
+        )
     )
-    prediction = MemoryPrediction(steps)
     quick = time.monotonic() - began < _QUICK_SEC
     available = torch.cuda.get_device_properties(facts.device).total_memory if cuda else None
     report = prediction.report(available_bytes=available, largest=quick and cuda, checkpoints=quick)

@@ -33,7 +33,14 @@ from lightning_flops.schema.profile import ThroughputSummary
 _MOST_STRETCHES = 64
 _MOST_APART = 64  # batches that are not added up yet: one by one it costs each step as much again
 
-Batch = tuple[Any, Shapes, BatchTokens | None]  # what the loop gave the model, its shapes, its tokens
+
+@dataclass(slots=True)
+class Batch:
+    """A batch, or a micro-batch, as it was before its step may have changed it."""
+
+    shapes: Shapes = ()
+    tokens: BatchTokens | None = None
+    given: Any = ()  # to the model; settings that are functions of the batch are asked of it
 
 
 def _extremes(value: float | None, of: int = 1) -> Extremes | None:
@@ -239,16 +246,15 @@ class Throughput:
     def samples(self, batches: Sequence[Batch], rows: Sequence[int | None] | None) -> Sequence[int | None]:
         """Samples of each of *batches*, of which the adapter may know the *rows*; None: not known."""
         if rows is None:
-            return [self._meter.samples(given, shapes) for given, shapes, _ in batches]
+            return [self._meter.samples(one.given, one.shapes) for one in batches]
         if self.config.batch_size is None:
             return rows
-        return [self._meter.given(given, known) for (given, _, _), known in zip(batches, rows, strict=True)]
+        return [self._meter.given(one.given, known) for one, known in zip(batches, rows, strict=True)]
 
     def tokens_of(self, batch: Batch, samples: int | None) -> int | None:
         """Tokens of *batch*, which has so many *samples*; None: not known, or not asked for."""
-        given, _, tokens = batch
-        real = None if tokens is None else tokens.real
-        return self._meter.tokens(given, samples) if real is None else real
+        real = None if batch.tokens is None else batch.tokens.real
+        return self._meter.tokens(batch.given, samples) if real is None else real
 
     def batches_done(
         self,
@@ -264,9 +270,8 @@ class Throughput:
 
         Micro-batches of a pipeline are one batch of the loop's, unless it *counts_each*.
         """
-        step = self.step
-        _, shapes, tokens = zip(*batches, strict=True)
-        step.batches += shapes
+        step, tokens = self.step, tuple(one.tokens for one in batches)
+        step.batches += tuple(one.shapes for one in batches)
         step.tokens += tokens
         step.updates += updates
         step.profiled |= profiled
@@ -300,8 +305,10 @@ class Throughput:
         """The *steps* that a window has timed, which ends here, with their FLOPs by the run's formula."""
         keys, self._of_window = self._of_window, {}
         flops = [self.flops.by_formula(*keys[one.index]) if one.index in keys else (None, False) for one in steps]
-        pairs = zip(steps, flops, strict=True)
-        return tuple(replace(one, predicted=found, is_beyond=is_beyond) for one, (found, is_beyond) in pairs)
+        return tuple(
+            replace(one, predicted=found, is_beyond=is_beyond)
+            for one, (found, is_beyond) in zip(steps, flops, strict=True)
+        )
 
     def read(self, *, prefix: str) -> dict[str, float]:
         """Scalars of the batches since the last reading, by tags that begin with *prefix*; none if there was no batch.

@@ -28,7 +28,7 @@ from lightning_flops.records import BatchTokens
 from lightning_flops.run import delivery
 from lightning_flops.run.delivery import Worker, finish_dropped
 from lightning_flops.run.ranks import Ranks
-from lightning_flops.run.throughput import Monitor
+from lightning_flops.run.throughput import Batch, Monitor
 from tests.fake_clock import FakeNow
 from tests.listening import warnings_in
 from tests.prompt_worker import PromptWorker
@@ -447,7 +447,7 @@ def test_tokens_of_all_micro_batches_are_added_up(monitor_now: FakeNow) -> None:
     def step(profiler: TrainingProfiler, done: int) -> None:
         if done == 1 and (run := profiler.run) is not None:
             before, run.throughput.monitor = run.throughput.monitor, Monitor()
-            micro_batches = [((), ((2, 4),), BatchTokens(8, real, real)) for real in (5, 6, 7)]
+            micro_batches = [Batch(((2, 4),), BatchTokens(8, real, real)) for real in (5, 6, 7)]
             run.batch_done(*micro_batches, updates=1, ends_step=True)
             assert run.throughput.monitor.all_tokens == BatchTokens(24, 18, 18)
             run.throughput.monitor = before
