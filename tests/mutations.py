@@ -541,8 +541,8 @@ MUTATIONS = (
     ),
     Mutation(
         "adapters/lightning.py",
-        "return min((one.num_workers",
-        "return max((one.num_workers",
+        "return min(\n            (one.num_workers",
+        "return max(\n            (one.num_workers",
         "lightning/test_loops.py lightning/test_import_roots.py",
         "no test has loaders with different numbers of workers, which would be processes",
     ),
