@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from lightning_flops.trace.columns import RecordedInputs, RecordedWork
     from lightning_flops.trace.flops import Peaks
 
+#: What ``show`` and ``report`` are given.
 PATH = "a profile.json, or a folder of logs with such files below it; path or URL"
-"""What ``show`` and ``report`` are given."""
 
 # ---- a command, and what it says on a terminal
 
+#: Does what a command's options ask for, and returns the exit status, None if that is done.
 Act = Callable[[argparse.Namespace], Any]
-"""Does what a command's options ask for, and returns the exit status, None if that is done."""
+#: Adds an option or argument, or several, to a parser or a group of one.
 Option = Callable[[Any], object]
-"""Adds an option or argument, or several, to a parser or a group of one."""
+#: Every command that is imported, with its options and the other arguments of its parser.
 COMMANDS: dict[str, tuple[Act, tuple[Option, ...], dict[str, Any]]] = {}
-"""Every command that is imported, with its options and the other arguments of its parser."""
 
 
 class Status(enum.IntEnum):
@@ -108,13 +108,13 @@ def by_name(kind: Callable[[str], Any], example: str) -> Callable[[str], dict[st
 
 # ---- settings as options: 20, true, 1,5 and active=3,repeat=2, wherever a setting is asked for
 
+# By the rule of settings that have several values: how an option has them, and an example.
 _FORMS = {
     rules.STEP_OR_STEPS: ("N,...", "1,5"),
     rules.PEAK_OR_NONE: ("DTYPE=FLOPS,...", "312e12 for all, or bfloat16=312e12,float32=67e12"),
     rules.TRACE_SCHEDULE_OR_NONE: ("NAME=N,...", "active=3,repeat=2"),
     rules.THRESHOLDS_OR_NONE: ("NAME=SHARE,...", "data_wait=0.1,idle=0.3"),
 }
-"""By the rule of settings that have several values: how an option has them, and an example."""
 _TEXTS = (rules.PATH_OR_NONE, rules.TAG_PREFIX, rules.FULL_OR_HALF)
 
 

@@ -8,11 +8,11 @@ import re
 from lightning_flops.commands.common import command, example, option, print_report
 from lightning_flops.errors import LightningFlopsError
 
+# Memory of devices that have one size, as their vendors write it.
 _GIGABYTES = {
     **{"T4": 16, "L4": 24, "L40": 48, "L40S": 48, "A10": 24, "A10G": 24, "A30": 24, "A40": 48, "RTX A6000": 48},
     **{"RTX 3090": 24, "RTX 4090": 24, "RTX 5090": 32, "H100": 80, "H200": 141, "MI250X": 128, "MI300X": 192},
 }
-"""Memory of devices that have one size, as their vendors write it."""
 
 
 def _available(options: argparse.Namespace) -> float | None:

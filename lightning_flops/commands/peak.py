@@ -10,8 +10,8 @@ from lightning_flops.commands.common import Status, command, print_whole
 from lightning_flops.sinks.console import say
 from lightning_flops.units import plural, si
 
+# Share of the time that this process waits for processors: what it measures is too low.
 _STARVED = 0.05
-"""Share of the time that this process waits for processors: what it measures is too low."""
 
 
 @command()

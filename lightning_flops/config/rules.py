@@ -23,6 +23,8 @@ _MORE_DTYPES = ("float4", "uint8", "int16", "int32", "int64", "complex32", "comp
 PEAK_DTYPES = DTYPE_NAMES + _MORE_DTYPES
 
 
+#: The limits from which on advice is given; the setting ``advice_thresholds`` changes them. A share is a share of the
+#: step; 1 is the whole step. The values come from the sources that the rules of advice name, or are this project's own.
 ADVICE_THRESHOLDS: Final[Mapping[str, float]] = {
     "data_wait": 0.05,  # waiting for data above this share
     "exposed_communication": 0.10,  # communication that no computation hides above this share
@@ -55,11 +57,6 @@ ADVICE_THRESHOLDS: Final[Mapping[str, float]] = {
     "heat_limited": 0.05,  # heat held the GPU's clock down above this share of the timed steps
     "starved": 0.05,  # a thread of this process was ready and had no processor above this share of the timed steps
 }
-"""The limits from which on advice is given; the setting ``advice_thresholds`` changes them.
-
-A share is a share of the step; 1 is the whole step. The values come from the sources that the rules of advice name, or
-are this project's own.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

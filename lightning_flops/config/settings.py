@@ -263,11 +263,11 @@ class ProfilerConfig:
         return taken, unknown, wrong and wrong[:300]
 
 
+#: Every setting by its name, in the order of the fields.
 SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in fields(ProfilerConfig)}
-"""Every setting by its name, in the order of the fields."""
 OF_DEEPSPEED = tuple(SETTINGS)[:7]
+#: The names of the settings that are arguments.
 ARGUMENTS = tuple(name for name in SETTINGS if name not in _IN_A_BLOCK_ONLY)
-"""The names of the settings that are arguments."""
 
 
 def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:

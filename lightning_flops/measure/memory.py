@@ -37,9 +37,9 @@ _FOR_TENSORS = 0.9  # of a device's memory: the rest is for workspaces, buffers 
 
 _CUDA_BLOCK = 512  # bytes, to which CUDA's caching allocator rounds sizes up; the CPU's gives what is asked for
 
+# By part, what a tensor is for that an operator reads there and nothing has shown before: a loss may stand behind the
+# forward.
 _READ_FIRST: dict[str, MemoryKind] = {"optimizer": "optimizer", "forward": "batch", "": "batch"}
-"""By part, what a tensor is for that an operator reads there and nothing has shown before: a loss may stand behind the
-forward."""
 
 
 class TensorLives:

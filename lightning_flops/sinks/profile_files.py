@@ -18,10 +18,10 @@ from lightning_flops.schema.codec import LONGEST_PROFILE
 from lightning_flops.schema.profile import Profile, ProfiledRun, ThroughputSummary
 from lightning_flops.sinks.file import shown_path
 
+#: ``profile.json``, ``profile-2.json``, ``profile.predict.json``, ``profile.rank3-2.json``, ``throughput.json``.
 OWN_FILE: Final = re.compile(
     r"(?P<kind>profile|throughput)(?P<whose>(?:\.[a-z0-9]+)*)(?:-(?P<number>[0-9]{1,9}))?\.json"
 )
-"""``profile.json``, ``profile-2.json``, ``profile.predict.json``, ``profile.rank3-2.json``, ``throughput.json``."""
 
 _CLASSES: Final[Mapping[str, Any]] = {"profile": Profile, "throughput": ThroughputSummary}
 KINDS: Final = tuple(_CLASSES)

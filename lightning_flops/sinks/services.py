@@ -20,13 +20,13 @@ logger = package_logger(__name__)
 
 PLUGIN: Final = "lightning_flops"  # name of the tab's data in event files, and of its addresses in TensorBoard's server
 
+# Where a service that has this name keeps what it writes to.
 _WRITTEN_TO: Final = {
     "log_metrics": "experiment",  # Lightning's loggers
     "write_events": "summary_writer",  # DeepSpeed's monitors
     "store_init_configuration": "tracker",  # accelerate's trackers
     "tb_writer": "tb_writer",  # TensorBoard's callback of transformers
 }
-"""Where a service that has this name keeps what it writes to."""
 
 
 class Services:

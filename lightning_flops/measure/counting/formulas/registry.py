@@ -55,11 +55,9 @@ _CALLS_ANOTHER: Mapping[str, tuple[int, int, int | None]] = {
     "with_effects": (1, 2, 1),
 }
 
+#: What was looked up, by the ids of operators, which it keeps: torch hashes one by code in Python. All is looked up
+#: again where a formula is registered.
 entries: dict[int, Operator] = {}
-"""What was looked up, by the ids of operators, which it keeps: torch hashes one by code in Python.
-
-All is looked up again where a formula is registered.
-"""
 
 
 def lookup(operator: Any) -> Operator:
