@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.counts import FlopCounts, flops_by_phase, summed
+from lightning_flops.analysis.counts import FlopCounts, flops_by_phase, summed, with_those_below
 from lightning_flops.analysis.devices import devices_called
 from lightning_flops.analysis.rates import COPY
 from lightning_flops.errors import ConfigError, LightningFlopsError
@@ -130,19 +130,16 @@ class MemoryPrediction:
             return LargestBatch(size=0)
         further = 1 + size // _SPAN  # an allocator rounds, so that one sample may add nothing, or far too much
         more = (peak(size + further) - peak(size)) / further
-        known = None if more == math.inf else round(more)
-        return LargestBatch(size=size, peak_bytes=int(peak(size)), bytes_per_sample=known)
+        return LargestBatch(
+            size=size, peak_bytes=int(peak(size)), bytes_per_sample=None if more == math.inf else round(more)
+        )
 
     def _saved(self) -> CheckpointedBlocks | None:
         """Of the equal blocks that keep most, what it saves to repeat them."""
-
-        def held(names: tuple[str, ...]) -> int:
-            inside = tuple(f"{name}." for name in names)
-            return sum(one.kept_bytes for one in self.modules if f"{one.name}.".startswith(inside))
-
         if not self._tensors.blocks:
             return None
-        names = max(self._tensors.blocks, key=held)
+        kept = with_those_below({one.name: one.kept_bytes for one in self.modules}, 0)
+        names = max(self._tensors.blocks, key=lambda names: sum(kept.get(name, 0) for name in names))
         other = MemoryPrediction(self._steps, self._report.batch_size, names)
         return CheckpointedBlocks(
             names=names,
@@ -332,19 +329,14 @@ def _collective(
 ) -> tuple[str, PlannedCollective]:
     """The link that *one* collective takes, and what calls of these *sizes* take of it."""
     kind, ranks = one
-    dims, total = _dims(ranks, mesh), sum(sizes)
+    places = zip(mesh, np.unravel_index(ranks, tuple(mesh.values())), strict=True)
+    dims, total = [dim for dim, of_ranks in places if len({*of_ranks}) > 1], sum(sizes)
     between = "nvlink" if len({rank // node_size for rank in ranks}) == 1 else "net"
     link = min((dim for dim in dims if dim in links), key=links.__getitem__, default=between)
     seconds = _ring_share(kind, len(ranks)) * total / links[link] if link in links else None
     return link, PlannedCollective(
         kind=kind, dim="+".join(dims), size=len(ranks), calls=len(sizes), bytes=total, floor_sec=seconds
     )
-
-
-def _dims(ranks: tuple[int, ...], mesh: Mapping[str, int]) -> list[str]:
-    """The dimensions of *mesh* in which *ranks* have different places."""
-    places = np.unravel_index(ranks, tuple(mesh.values()))
-    return [dim for dim, of_ranks in zip(mesh, places, strict=True) if len({*of_ranks}) > 1]
 
 
 def _ring_share(kind: str, size: int) -> float:
