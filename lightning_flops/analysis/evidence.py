@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from lightning_flops.analysis.counts import grouped, parent_name, with_those_above
+from lightning_flops.analysis.counts import grouped, parent_name, summed, with_those_above
 from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.lines import Cause, causes
 from lightning_flops.analysis.rates import ratio
@@ -34,7 +34,6 @@ _DEVIATES = frozenset(("aten.rsqrt", "aten.sqrt", "aten.std", "aten.var", "aten.
 _SAFE_SOFTMAX = "aten._safe_softmax"  # that of scaled_dot_product_attention where it falls back on separate products
 _SOFTMAX = frozenset(("aten._softmax", _SAFE_SOFTMAX, "aten.exp"))
 _BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
-_READS_NUMBER = "aten._local_scalar_dense"
 _MANY_CALLS, _SHORT_CALL_SEC = 16, 0.002  # a module that a batch calls so often, each time for less
 _MANY_OPERATORS = 64  # in one call of a module, without those of modules inside it: a loop of Python runs them
 _LEAST_OF_COMPUTE = 0.15  # a line of the user's around the model, where the model computes, is named above this share
@@ -97,9 +96,8 @@ class Evidence:
     @property
     def loads_without_processor(self) -> bool:
         """Whether most of the wait is one for a disk or a network, so that a worker process needs no idle core."""
-        if self.facts.loader_workers != 0 or self.processor_share is None:
-            return False
-        return self.processor_share < self.data_wait_share / 2
+        share = math.inf if self.processor_share is None else self.processor_share
+        return self.facts.loader_workers == 0 and share < self.data_wait_share / 2
 
     @property
     def transfer_share(self) -> float | None:
@@ -166,7 +164,7 @@ def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Ev
     of_dtype = {one.dtype: ratio(part=one.model, whole=whole) for one in dtypes}
     odd_share, odd_names = _misaligned(cells, window.modules, dtypes=evidence.device.tensor_core_dtypes)
     again = sum(one.flops for one in cells if one.phase == "recompute" and "attention" not in one.operator)
-    reads = sum(one.calls for one in cells if one.operator == _READS_NUMBER)
+    reads = sum(one.calls for one in cells if one.operator == "aten._local_scalar_dense")
     first = next(iter(window.counted_steps), None)
     steps = max(1, len(window.counted_steps))
     shares = {
@@ -264,31 +262,25 @@ def _about(
     """The rules that a module is about, by its class and what ran in it; "loop" from so many operators on."""
     if any(one.dtype == "float64" and one.flops for one in cells):
         yield "float64"
-    ran: Counter[str] = Counter()
-    for one in cells:
-        ran[one.operator] += one.calls * (one.phase == "forward")
-    if ran.total() >= loops_from:
+    ran = summed(((one.operator, one.calls) for one in cells if one.phase == "forward"), 0)
+    if sum(ran.values()) >= loops_from:
         yield "loop"
-    ran, name = +ran, module.type_name.lower()
+    name = module.type_name.lower()
     is_whole = any(one.endswith("_norm") for one in set(ran) - _DEVIATES)  # torch's own
     if "dropout" in name and not _DROPS.isdisjoint(ran):
         yield "dropout"
     elif "norm" in name and not _DEVIATES.isdisjoint(ran) and not is_whole:
         yield "norm"
     # A softmax, or what one is written with, and two products of batches of matrices: scores, and what they weigh.
-    elif sum(ran[one] for one in _BATCHED_PRODUCTS) >= 2 * steps and not _SOFTMAX.isdisjoint(ran):
+    elif sum(ran.get(one, 0) for one in _BATCHED_PRODUCTS) >= 2 * steps and not _SOFTMAX.isdisjoint(ran):
         # On a GPU dropout is no reason to fall back.
         falls_back = _SAFE_SOFTMAX in ran and not _DROPS.isdisjoint(ran) and not on_gpu
         yield "attention_dropout" if falls_back else "attention"
 
 
-def _outermost(names: Iterable[str]) -> list[str]:
+def _outermost(names: Set[str]) -> list[str]:
     """Of modules inside one another the outermost."""
-    found: list[str] = []
-    for name in sorted(names, key=lambda one: one.count(".") + bool(one)):
-        if not any(around in ("", name) or name.startswith(f"{around}.") for around in found):
-            found.append(name)
-    return found
+    return [one for one in names if not one or names.isdisjoint(with_those_above(parent_name(one)))]
 
 
 def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], evidence: Evidence) -> dict[str, float]:
@@ -305,7 +297,7 @@ def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], evidence: 
         seconds, calls = _all_sec(one), evidence.calls.get(name, 0.0)
         if name in computes and calls >= _MANY_CALLS and seconds < _SHORT_CALL_SEC * calls * evidence.batches:
             found[name] = seconds
-    names, factor = _outermost(found), _around_modules(times, evidence)
+    names, factor = _outermost(found.keys()), _around_modules(times, evidence)
     for parent, called in grouped(filter(None, names), parent_name).items():
         for name in called:
             found[name] += _loop_sec(parent, called, times, evidence) / len(called)
@@ -361,7 +353,7 @@ def _unused(window: WindowRecord, times: Mapping[str, ModuleTimes]) -> dict[str,
         for name, number in window.flops.unused_calls.items()
         if name in times and number < calls.get(name, 0)
     }
-    return {name: times[name].forward_sec * some[name] for name in _outermost(some)}
+    return {name: times[name].forward_sec * some[name] for name in _outermost(some.keys())}
 
 
 def _product(share: float | None, of: float | None) -> float | None:
@@ -373,10 +365,8 @@ def _misaligned(
 ) -> tuple[float | None, tuple[str, ...]]:
     """FLOPs in *dtypes* in modules with a weight dimension that is no multiple of 8 ÷ all; and these modules."""
     odd = {module.name: [size for size in module.weight_sizes if size % _ALIGNMENT_16_BITS] for module in modules}
-    by_module: Counter[str] = Counter()
-    for cell in cells:
-        if cell.flops and cell.dtype in dtypes and odd.get(cell.module):
-            by_module[cell.module] += cell.flops
+    of_odd = [one for one in cells if one.flops and one.dtype in dtypes and odd.get(one.module)]
+    by_module = Counter(summed(((one.module, one.flops) for one in of_odd), 0))
     sizes = {name or "the root": ", ".join(map(str, dict.fromkeys(odd[name]))) for name, _ in by_module.most_common()}
     share = ratio(part=by_module.total() or None, whole=sum(cell.flops for cell in cells))
     return share, tuple(f"{name} ({of})" for name, of in sizes.items())

@@ -76,18 +76,13 @@ class Cause:
     rows: Sequence[LineProfile]  #: The one with most time first.
 
     @property
-    def may_be_before(self) -> bool:
-        """Whether its time may be of an operator just before the line that is named."""
-        return self.rows[0].is_long
-
-    @property
     def words(self) -> str:
         """Where it is, and what stands there: "Ema.on_train_batch_end train.py:12 (also 13, 14): `…`"."""
         first, *others = self.rows
         if not first.file:
             return first.hook
         also = ", ".join([str(row.line) for row in others if row.seconds > _ALSO * first.seconds][:3])
-        before = ", or an operator just before it" if self.may_be_before else ""
+        before = ", or an operator just before it" if first.is_long else ""
         return f"{first.where}{f' (also {also})' if also else ''}: `{first.start}`{before}"
 
 

@@ -66,7 +66,7 @@ class Rule:
         words = {"measured": percent(measured), "modules": _some(evidence.modules.get(self.name, ()))}
         words |= self.words(evidence)
         saves = self.saves(evidence, measured) if self.saves else None
-        is_sure = not any(one.may_be_before for one in evidence.causes.get(self.name, ())[:1])
+        is_sure = not any(one.rows[0].is_long for one in evidence.causes.get(self.name, ())[:1])
         return Advice(
             rule=self.name,
             fact=self.fact.format(**words),

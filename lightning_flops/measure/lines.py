@@ -68,14 +68,6 @@ class Place(NamedTuple):
 
 
 @functools.cache
-def _main_package() -> str:
-    """The folder of a package that runs by ``python -m``: it is the user's, wherever it is installed; else empty."""
-    name = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "").partition(".")[0]
-    file = getattr(sys.modules.get(name), "__file__", None) or ""
-    return os.path.dirname(os.path.realpath(file)) + os.sep if file.endswith("__init__.py") else ""
-
-
-@functools.cache
 def owner_of(file: str) -> Owner:
     """Whose the code of *file* is."""
     if file.startswith("<"):
@@ -83,7 +75,10 @@ def owner_of(file: str) -> Owner:
     real = os.path.realpath(file)
     if real.startswith(_OWN):
         return "ours"
-    if (package := _main_package()) and package != _OWN and real.startswith(package):
+    # A package that runs by ``python -m`` is the user's, wherever it is installed.
+    name = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "").partition(".")[0]
+    main = getattr(sys.modules.get(name), "__file__", None) or ""
+    if main.endswith("__init__.py") and real.startswith(os.path.dirname(os.path.realpath(main)) + os.sep):
         return "user"
     return "library" if real.startswith(_LIBRARIES) or re.search(r"[/\\](site|dist)-packages[/\\]", real) else "user"
 
