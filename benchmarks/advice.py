@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_flops import Profile, compare_profiles
-from lightning_flops.analysis.compare_figures import judge
+from lightning_flops.analysis.differences import judge
 
 from .advice_programs import CLEAN, PLANTED, keep_busy, report
 from .machine import RESULTS, ROOT

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from lightning_flops import Comparison, Profile, compare_profiles
-from lightning_flops.analysis.compare_figures import judge
+from lightning_flops.analysis.differences import judge
 
 from .advice import GATES
 from .advice_programs import CLEAN, report

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar, get_args
@@ -50,6 +51,39 @@ def with_those_above(name: str) -> Iterator[str]:
 def with_those_below(own: Mapping[str, _Amount], nothing: _Amount) -> dict[str, _Amount]:
     """What each module has of its *own* and what those below it have, added up, beginning with *nothing*."""
     return summed(((above, amount) for name, amount in own.items() for above in with_those_above(name)), nothing)
+
+
+def rows_of_both(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> list[tuple[str | None, str | None]]:
+    """The names of the modules *b* with their partners in *a*, then those that are gone."""
+    partners = match_modules(a, b)
+    rows: list[tuple[str | None, str | None]] = [(partners.get(one.name), one.name) for one in b]
+    taken = set(partners.values())
+    return [*rows, *((one.name, None) for one in a if one.name not in taken)]
+
+
+def match_modules(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> dict[str, str]:
+    """Partners among the modules *a* and *b*, the name in A by the name in B; each has at most one.
+
+    Both are in tree order, the root first. First the same name and class: the root and most modules. Then renamed ones:
+    the longest runs of the same classes, settings, parameters and FLOPs, where a module without parameters goes with
+    its parent alone. Last the same name, whatever the class.
+    """
+    class_a = {one.name: one.type_name for one in a}
+    found = {one.name: one.name for one in b if not one.name or class_a.get(one.name) == one.type_name}
+    taken = set(found.values())
+    left_a, left_b = [one for one in a if one.name not in taken], [one for one in b if one.name not in found]
+    kinds_a, kinds_b = (
+        [(one.type_name, one.extra_repr, one.params, one.total) for one in left] for left in (left_a, left_b)
+    )
+    for place_a, place_b, length in SequenceMatcher(None, kinds_a, kinds_b, autojunk=False).get_matching_blocks():
+        for mine, other in zip(left_a[place_a : place_a + length], left_b[place_b : place_b + length], strict=True):
+            if mine.params or found.get(parent_name(other.name)) == parent_name(mine.name):
+                found[other.name] = mine.name
+                taken.add(mine.name)
+    for module in b:
+        if module.name in class_a and module.name not in taken:
+            found.setdefault(module.name, module.name)
+    return found
 
 
 def summed(amounts: Iterable[tuple[_Key, _Amount]], nothing: _Amount) -> dict[_Key, _Amount]:

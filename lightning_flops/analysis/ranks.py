@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 
 from lightning_flops.analysis.advice import ON_COMMUNICATION, advise
-from lightning_flops.analysis.compare_figures import batch_means
 from lightning_flops.analysis.counts import grouped
+from lightning_flops.analysis.differences import batch_means
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.rates import job_at_peaks, ratio, sum_if_all_known, whole
 from lightning_flops.config import ADVICE_THRESHOLDS

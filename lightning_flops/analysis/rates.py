@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, TypeVar
@@ -30,6 +31,7 @@ from lightning_flops.schema.trace import RanksProfile, TraceReport
 
 _Number = TypeVar("_Number", int, float)
 
+FLOPS_PER_BYTE = 10.0  # where a device's own are not known: an A100's in float32, 19.5 TFLOP/s on 2.0 TB/s
 MOST_OF_PEAK = 2  # figures beyond so many times the peak are impossible, whatever the clocks and the shapes say
 GIVE_PEAK = "run lightning-flops peak, or set peak_flops_per_sec"  # what to do where no peak is known
 _SHARES = {"hfu": "hardware", "mfu": "model"}  # what is held against peaks, and whose FLOPs they are
@@ -99,6 +101,16 @@ def padding_ratio(tokens: BatchTokens) -> float | None:
 def whole(part: int, *, of: int) -> int:
     """*part* divided by *of*, to the nearest whole number."""
     return (2 * part + of) // (2 * of)
+
+
+def flops_per_byte(profiles: Sequence[Profile]) -> float:
+    """FLOPs that these runs' devices do in the dtypes that ran while they move a byte; of other devices their mean."""
+    known = []
+    for one in profiles:
+        spent = {dtype.dtype: float(dtype.hardware) for dtype in one.dtypes}
+        peak = per_second(amount=sum(spent.values()), seconds=peak_seconds(spent, one.peaks_flops_per_sec))
+        known.append(ratio(part=peak, whole=one.memory_bytes_per_sec))
+    return statistics.geometric_mean([one or FLOPS_PER_BYTE for one in known])
 
 
 def sum_if_all_known(values: Iterable[_Number | None]) -> _Number | None:

@@ -75,7 +75,7 @@ def compare(options: argparse.Namespace) -> int:
     and standard error says why. 3: a condition is inconclusive: a run was starved of processors, or
     two starts of one program may differ as much and there is one run a side.
     """
-    from lightning_flops.analysis.compare_figures import judge
+    from lightning_flops.analysis.differences import judge
     from lightning_flops.sinks.file import write_text_file
 
     comparison = _compared(options)
@@ -99,8 +99,7 @@ def compare(options: argparse.Namespace) -> int:
 
 def _compared(options: argparse.Namespace) -> Comparison:
     """The comparison of two profiles or throughputs, of several a side, or of the traces of two runs."""
-    from lightning_flops.analysis.compare import compare_profiles
-    from lightning_flops.analysis.compare_unprofiled import compare_throughputs, compare_traces
+    from lightning_flops.analysis.compare import compare_profiles, compare_throughputs, compare_traces
     from lightning_flops.schema.profile import Profile
     from lightning_flops.sinks.profile_files import KINDS, read_report, traces_at
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from statistics import median
@@ -68,41 +68,35 @@ def comparison_headline(comparison: Comparison) -> str:
     which = "The whole trace" if step.name == "whole trace" else f"One {step.name}"
     of_a, of_b = (duration(ns / _NS) for ns in (step.a_ns, step.b_ns))
     words = f"{which} takes {of_b} in B and {of_a} in A: {_signed(step.difference_ns)}{share}"
-    if starved := [letter for letter, side in _sides(comparison).items() if side.starved]:
-        waited = f"{' and '.join(starved)} had to wait for processors"
+    if comparison.starved:
+        waited = f"{' and '.join(comparison.starved)} had to wait for processors"
         return f"{words}, which decides nothing: {waited}. Run that again where nothing else runs."
     if noise is None:
         return f"{words}; what of it is noise is not known."
+    by_noise = "more than noise explains" if step.beyond_noise else "within noise"
+    if step.beyond_noise and not comparison.is_told and comparison.kind != "traces":
+        others = [f"of {letter} {side.others}" for letter, side in _sides(comparison).items() if side.others]
+        by_noise += f", but two starts of one program may differ by {comparison.starts_share:.0%} more"
+        by_noise += f": {', '.join(others)}" if others else ""
     ends = " to ".join(_signed(step.difference_ns + one) for one in (-noise, noise))
     by = f"by {comparison.a.runs} and {comparison.b.runs} runs" if comparison.has_several_runs else "by one run a side"
-    return f"{words}, {_by_noise(comparison)} ({CONFIDENCE:.0%}: {ends}, {by})."
+    return f"{words}, {by_noise} ({CONFIDENCE:.0%}: {ends}, {by})."
 
 
 def _next_command(comparison: Comparison) -> str:
     """What decides a comparison that one run a side leaves open; empty where nothing is open, or it cannot help."""
     a, b, noise = comparison.a, comparison.b, comparison.step.noise_ns
     is_open = comparison.kind == "profiles" and not (comparison.has_several_runs or comparison.is_told)
-    if noise is None or not is_open or a.starved or b.starved or (a.source, b.source) == ("A", "B"):
+    if noise is None or not is_open or comparison.starved or (a.source, b.source) == ("A", "B"):
         return ""  # profiles that a program compares have no files
     command = shlex.join(["lightning-flops", "compare", a.source, "A2", "--", b.source, "B2"])
     return f"One run a side leaves it open: run each program again, with log_dir A2 and B2; `{command}` decides."
 
 
-def _by_noise(comparison: Comparison) -> str:
-    """Whether noise explains the difference of the step, and what else may."""
-    if not comparison.step.beyond_noise:
-        return "within noise"
-    if comparison.is_told or comparison.kind == "traces":
-        return "more than noise explains"
-    others = ", ".join(f"of {of} {side.others}" for of, side in _sides(comparison).items() if side.others)
-    words = "more than noise explains, but two starts of one program may differ by"
-    return f"{words} {comparison.starts_share:.0%} more{f': {others}' if others else ''}"
-
-
 def comparison_sections(comparison: Comparison) -> list[Section]:
     """What differs, why, by part, and by module or kernel."""
     of_traces, of_profiles, settings = comparison.kind == "traces", comparison.kind == "profiles", comparison.settings
-    sides = _sides(comparison)
+    sides, named = _sides(comparison), _named(comparison)
     names = [
         Column("set up differently", lambda row: row[0].removeprefix("context."), str),
         *(field("A", "1.0", str, left=True), field("B", "1.1", str, left=True)),
@@ -111,8 +105,12 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     items: list[Item] = [
         *(
             sentences(comparison_headline(comparison), _next_command(comparison)),
+            *(f"Starved in {letter}: {run.starved_runs}" for letter, run in sides.items() if run.starved_runs),
             _set_up(settings),
-            *_most_of_it(comparison),
+            _by_cause(comparison),
+            _most_of_it(comparison, named),
+            _what_to_do(comparison, named),
+            _other_counts(comparison, named),
         ),
         *(f"{letter} was starved: {run.starved}" for letter, run in sides.items() if run.starved),
         *(f"{letter}: {run.source} ({run.about})" for letter, run in sides.items()),
@@ -159,31 +157,49 @@ def _columns(first: str, *, causes: bool) -> list[Column]:
     return [Column(first, lambda row: short(_name(row)), str), *all_of(fields, unit="ns")]
 
 
-def _most_of_it(comparison: Comparison) -> Iterator[str]:
-    """The causes of a difference beyond noise, the parts and modules that it comes from, and counts that differ."""
-    step, of_traces = comparison.step, comparison.kind == "traces"
-    causes = {kind: int(getattr(step, f"{kind}_ns")) for kind in _WORDS if comparison.is_told}
-    if words := ", ".join(f"{_WORDS[kind][ns < 0]} {_signed(ns)}" for kind, ns in causes.items() if ns):
-        yield f"By cause: {words}."
-    named = _named(comparison) if comparison.is_told or of_traces else []
-    if named:
-        half = 2 * abs(sum(one.difference_ns for one in named)) >= abs(step.difference_ns)
-        of = "Beyond noise" if of_traces else "Most of it" if half else "Part of it"
-        found = (sentences(_name(one), _signed(one.difference_ns), _why(one)) for one in named)
-        yield f"{of}: {', '.join(found)}."
+def _by_cause(comparison: Comparison) -> str:
+    """The causes of a difference beyond noise."""
+    found = {kind: int(getattr(comparison.step, f"{kind}_ns")) for kind in _WORDS if comparison.is_told}
+    words = ", ".join(f"{_WORDS[kind][ns < 0]} {_signed(ns)}" for kind, ns in found.items() if ns)
+    return f"By cause: {words}." if words else ""
+
+
+def _most_of_it(comparison: Comparison, named: Sequence[TimeDifference]) -> str:
+    """The parts and modules that a difference comes from."""
+    half = 2 * abs(sum(one.difference_ns for one in named)) >= abs(comparison.step.difference_ns)
+    of = "Beyond noise" if comparison.kind == "traces" else "Most of it" if half else "Part of it"
+    found = (sentences(_name(one), _signed(one.difference_ns), _why(one)) for one in named)
+    return f"{of}: {', '.join(found)}." if named else ""
+
+
+def _what_to_do(comparison: Comparison, named: Sequence[TimeDifference]) -> str:
+    """What a person does about time that no other count of FLOPs or bytes explains."""
+    rows = named or [comparison.step] if comparison.is_told else []
+    names = [_name(one) for one in rows if _cause(one).endswith("efficiency")]
+    first = "set both up alike and run them again; if it stays, " if _set_up(comparison.settings) else ""
+    do = (
+        "compare traces of both (trace_dir keeps them) for other kernels, dtypes and layouts; where these are alike, "
+        "look at clocks and other programs"
+    )
+    return f"FLOPs and bytes do not explain {', '.join(names)}: {first}{do}." if names else ""
+
+
+def _other_counts(comparison: Comparison, named: Sequence[TimeDifference]) -> str:
+    """The modules that are not *named* and whose counts differ."""
     others = sorted((one for one in comparison.modules if one.other_counts), key=lambda one: -abs(one.work_ns))
     names = [(_name(one), f" ({_counts(one)})" if one.a and one.b else "") for one in others if one not in named]
-    if counts := ["".join(words) for words in names]:
-        yield f"Other counts, whatever the times are: {some_of(counts, most=_CAUSES_NAMED)}."
+    counts = some_of(["".join(words) for words in names], most=_CAUSES_NAMED)
+    return f"Other counts, whatever the times are: {counts}." if counts else ""
 
 
 def _named(comparison: Comparison) -> list[TimeDifference]:
     """The modules and parts beyond noise that make up the difference of the step, the largest first."""
+    of_traces = comparison.kind == "traces"
     modules = [one for one in comparison.modules if one.beyond_noise]
-    by_module = ("forward", "backward") if modules and _timed(comparison) else ()  # modules say more
+    by_module = ("forward", "backward") if modules else ()  # modules say more
     parts = [one for one in comparison.parts if one.beyond_noise and one.name not in by_module]
-    every: list[TimeDifference] = [*modules, *parts]
-    if comparison.kind != "traces":
+    every: list[TimeDifference] = [*modules, *parts] if comparison.is_told or of_traces else []
+    if not of_traces:
         every = [one for one in every if _is_cause(one, of_ns=comparison.step.difference_ns)]
     return sorted(every, key=lambda one: -abs(one.difference_ns))[:_CAUSES_NAMED]
 
@@ -196,17 +212,12 @@ def _is_cause(row: TimeDifference, *, of_ns: int) -> bool:
 
 
 def _modules(comparison: Comparison, verdict: Column) -> list[Item]:
-    if not _timed(comparison):
+    if not any(one.a_ns or one.b_ns for one in comparison.modules[:-1]):
         return ["No times of modules in both runs; the notes say why."]
     rows = sorted(comparison.modules, key=lambda one: -abs(one.difference_ns))
     table = Table([one for one in rows if one.a_ns or one.b_ns], [*_columns("own", causes=True), verdict])
     about = "Forward and backward of each module without those below it; the parts are means over the timed steps, "
     return [f"{about}their shares from the traced steps.", table]
-
-
-def _timed(comparison: Comparison) -> bool:
-    """Whether modules have times."""
-    return any(one.a_ns or one.b_ns for one in comparison.modules[:-1])
 
 
 def _table(found: Sequence[CalledDifference], verdict: Column) -> Table | str:
@@ -272,14 +283,15 @@ def _figures_section(figures: Sequence[FigureDifference]) -> Section:
         field("figure", "name", str),
         *all_of({"A": "a", "B": "b"}),
         field("B / A", "ratio", "{:.4f}".format),
-        Column("by noise", lambda one: "exact" if one.noise_factor == 1 else one.ends, _ends, left=True),
+        Column("by noise", _by_noise_of, str, left=True),
     ]
     reasons = {one.name: one.reason for one in figures if one.reason}
     return Section("Figures of both", "", [Table(figures, columns, whole=True), *missing_rates(reasons)])
 
 
-def _ends(ends: tuple[float, float] | str) -> str:
-    return ends if isinstance(ends, str) else "{:.4f} to {:.4f}".format(*ends)
+def _by_noise_of(figure: FigureDifference) -> str | None:
+    ends = figure.ends and "{:.4f} to {:.4f}".format(*figure.ends)
+    return "exact" if figure.noise_factor == 1 else ends
 
 
 _HOW_TO_READ = {
@@ -369,29 +381,27 @@ def _stragglers(ranks: RanksProfile) -> list[str]:
 
 def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     """Each figure of a rank over the ranks: the least, the median and the greatest, and whose they are."""
+    seconds = defaultdict[str, dict[int, float | None]](dict)
+    for one in ranks.ranks:
+        for name, sec in one.parts_sec.items():
+            seconds[name][one.rank] = sec
+    seconds[profile.step_name] = {one.rank: math.fsum(one.parts_sec.values()) for one in ranks.ranks if one.parts_sec}
+    traced = () if ranks.communication is None else ranks.communication.ranks
+    for name, path in _TIMES.items():
+        seconds[f"traced step: {name}"] = {row.rank or 0: _per_step(row, path, row.steps) for row in traced}
     kind = "" if profile.memory is None else f" ({profile.memory.kind})"
     others = {
         "model FLOPs": "model_flops",
         "params on the rank": "local_params",
         f"peak memory{kind}, B": "peak_memory_bytes",
     }
-    found = {label: {one.rank: getattr(one, name) for one in ranks.ranks} for label, name in others.items()}
-    rows = [_spread(*one, duration, of=ranks.answered) for one in _seconds_of_ranks(profile, ranks)]
-    rows += [_spread(*one, si, of=ranks.answered) for one in found.items()]
+    rows = [_spread(name, by_rank, duration, of=ranks.answered) for name, by_rank in seconds.items()]
+    for name, attribute in others.items():
+        by_rank = {one.rank: getattr(one, attribute) for one in ranks.ranks}
+        rows.append(_spread(name, by_rank, si, of=ranks.answered))
     heads = enumerate(["of each rank", "min", "", "median", "max", ""])
     columns = [Column(head, itemgetter(place), str, left=place in (0, 2, 5)) for place, head in heads]
     return Table(list(filter(None, rows)), columns, whole=True)
-
-
-def _seconds_of_ranks(profile: Profile, ranks: RanksProfile) -> Iterator[tuple[str, dict[int, float | None]]]:
-    """What each part of the timed steps, and of the traced one, took on each rank."""
-    timed = [one for one in ranks.ranks if one.parts_sec]
-    for name in dict.fromkeys(name for one in timed for name in one.parts_sec):
-        yield name, {one.rank: one.parts_sec.get(name) for one in timed}
-    yield profile.step_name, {one.rank: math.fsum(one.parts_sec.values()) for one in timed}
-    traced = () if ranks.communication is None else ranks.communication.ranks
-    for name, path in _TIMES.items():
-        yield f"traced step: {name}", {row.rank or 0: _per_step(row, path, row.steps) for row in traced}
 
 
 def _spread(label: str, by_rank: Mapping[int, float | None], show: Callable[[float], str], *, of: int) -> list[str]:

@@ -109,9 +109,8 @@ class FigureDifference:
     @property
     def ends(self) -> tuple[float, float] | None:
         """Least and largest ratio within the noise; None if they are not known."""
-        if self.ratio is None or self.noise_factor is None:
-            return None
-        return self.ratio / self.noise_factor, self.ratio * self.noise_factor
+        ratio, factor = self.ratio, self.noise_factor
+        return None if ratio is None or factor is None else (ratio / factor, ratio * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +122,7 @@ class ComparedRun:
     about: str  #: Its model, device, ranks and steps, in words.
     #: What was measured if it had too little processor time, so that its times say little; empty if it had enough.
     starved: str = ""
+    starved_runs: str = ""  #: Of several, which runs had too little, and what to do; also where the median had enough.
     #: By which share of a step another start of its program may differ, beyond the noise within it: ``STARTS``, or
     #: ``SHARED`` where other programs had over a quarter of the processors that it computes on, or may have had.
     starts_share: float = STARTS
@@ -133,7 +133,7 @@ class ComparedRun:
 class Comparison(codec.Shown):
     """Run B held against run A; immutable."""
 
-    VERSION = 5
+    VERSION = 6
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     kind: Literal["profiles", "traces", "throughput"]  #: What of the runs is compared.
     a: ComparedRun  #: The run that is compared with.
@@ -157,15 +157,22 @@ class Comparison(codec.Shown):
         return min(self.a.runs, self.b.runs) > 1
 
     @property
+    def starved(self) -> tuple[str, ...]:
+        """The sides that were starved of processors, ``A`` and ``B``."""
+        return tuple(name for name, side in (("A", self.a), ("B", self.b)) if side.starved)
+
+    @property
     def is_told(self) -> bool:
         """Whether the step differs so that there is something to explain.
 
         Its difference is beyond noise, of one run a side by what two starts of a program may differ by, and neither
         side was starved of processors.
         """
-        if self.step.noise_ns is None or self.a.starved or self.b.starved:
-            return False
-        return abs(self.step.difference_ns) > self.step.noise_ns + self.starts_share * self.step.a_ns
+        return (
+            self.step.noise_ns is not None
+            and not self.starved
+            and abs(self.step.difference_ns) > self.step.noise_ns + self.starts_share * self.step.a_ns
+        )
 
     @property
     def starts_share(self) -> float:

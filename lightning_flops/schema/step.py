@@ -149,7 +149,7 @@ class PartTiming:
         return phases_text(self.phases)
 
 
-def phases_text(phases: Iterable[TimePhase]) -> str:
+def phases_text(phases: Iterable[str]) -> str:
     """*phases* for people: "data wait", "forward + backward", or "global step" without any."""
     return " + ".join(phase.replace("_", " ") for phase in phases) or "global step"
 

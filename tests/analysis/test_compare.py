@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from lightning_flops import Comparison, compare_profiles
-from lightning_flops.analysis.compare import Work, match_modules, split
-from lightning_flops.analysis.compare_figures import flops_per_byte, judge, noise_factor, noise_ns
-from lightning_flops.analysis.rates import with_given_peaks
+from lightning_flops.analysis.counts import match_modules
+from lightning_flops.analysis.differences import Work, judge, noise_factor, noise_ns, split
+from lightning_flops.analysis.rates import flops_per_byte, with_given_peaks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops
@@ -90,7 +90,7 @@ def test_a_module_is_held_against_its_spread_over_the_traced_steps(error: float 
     apart = replace(traced_step(slow, BACKWARD_MS), is_apart=True)
     uncertain = compare_profiles(run(), run(mean_ms={"forward": 8}, traced=apart))
     assert named(uncertain.modules)["act"].beyond_noise is None
-    assert any("traced steps of B took over twice" in note for note in uncertain.notes)
+    assert any(note.startswith("B: the traced steps took over twice") for note in uncertain.notes)
 
 
 def test_other_counts_are_evidence_without_times() -> None:
@@ -105,7 +105,7 @@ def test_other_counts_are_evidence_without_times() -> None:
     # In a step that is told, a module within noise stands with its counts.
     slower = compare_profiles(run(), run(cells=cells, forward_ms={"fc1": 2.01}, mean_ms={"optimizer": 7}))
     assert re.search(r"^fc1 .*  noise, \+40 MFLOPs$", str(slower), re.MULTILINE)
-    assert "Most of it: optimizer +4 ms (worse efficiency).\n" + named in str(slower)
+    assert "Most of it: optimizer +4 ms (worse efficiency).\n" in str(slower) and named in str(slower)
 
 
 def flash_and_written_out() -> tuple[Profile, Profile]:
@@ -223,6 +223,46 @@ def test_of_several_runs_a_side_noise_is_that_between_the_runs() -> None:
     assert judge(comparison, "global_step_sec > 1")[0] == "does not hold"
     with pytest.raises(ComparisonError, match="cannot be one side: their modules differ"):
         compare_profiles([run(), run_with(TAIL)], run())
+
+
+def test_a_starved_run_among_several_is_named_with_what_to_do() -> None:
+    def with_losses(*lost: float) -> list[Profile]:
+        return [run(processor=compared.processor(8, lost=share)) for share in lost]
+
+    # Of three runs one waited for half of its time: the median, and so the side, had enough.
+    comparison = against_many(with_losses(0, 0, 0), with_losses(0, 0.5, 0.01))
+    words = "b1 (50.0% of its time) had to wait for a processor. Repeat such runs where nothing else runs, "
+    words += "or leave them out."
+    assert (comparison.starved, comparison.b.starved, comparison.b.starved_runs) == ((), "", words)
+    assert comparison.a.starved_runs == ""
+    lines = str(comparison).splitlines()
+    assert "by 3 and 3 runs" in " ".join(lines[1:3]) and f"Starved in B: {words}" in " ".join(lines[2:5])
+    # Two of three: their side decides nothing, and one run that is left would have no noise between runs.
+    comparison = against_many(with_losses(0, 0, 0), with_losses(0.2, 0.5, 0))
+    assert comparison.starved == ("B",) and "decides nothing: B had to wait" in " ".join(str(comparison).split())
+    words = "b0 (20.0% of its time), b1 (50.0% of its time) had to wait for a processor. Repeat such runs where "
+    assert comparison.b.starved_runs == f"{words}nothing else runs."
+    # Profiles without files are named by their places.
+    assert compare_profiles([run()] * 2, with_losses(0, 0.5)).b.starved_runs.startswith("B[1] (50.0%")
+    assert compare_profiles(run(), *with_losses(0.5)).b.starved_runs == ""
+
+
+def test_what_flops_and_bytes_do_not_explain_comes_with_what_to_do() -> None:
+    def advice(a: Profile, b: Profile) -> str:
+        text = " ".join(str(compare_profiles(a, b)).split())
+        return text.partition("FLOPs and bytes do not explain ")[2].partition(" A: A (")[0]
+
+    do = "compare traces of both (trace_dir keeps them) for other kernels, dtypes and layouts; where these are alike, "
+    do += "look at clocks and other programs."
+    assert advice(run(), compared.slow_module()) == f"act: {do}" == advice(compared.slow_module(), run())
+    a, b = (
+        replace(one, set_up={"optimizer": f"AdamW, {how}", "cores": "2"})
+        for one, how in ((run(), "fused"), (run(mean_ms={"optimizer": 6}), "foreach"))
+    )
+    assert advice(a, b) == f"optimizer: set both up alike and run them again; if it stays, {do}"
+    # Other work, waiting, and what may be chance have none.
+    starved = run(mean_ms={"optimizer": 6}, processor=compared.processor(8, lost=0.5))
+    assert [advice(run(), one) for one in (compared.wider(), compared.slow_loader(), run(), starved)] == [""] * 4
 
 
 def against_many(a: Sequence[Profile], b: Sequence[Profile]) -> Comparison:
@@ -370,8 +410,8 @@ def test_what_is_set_up_differently_is_listed() -> None:
         "host": ("(none)", "b"),
         "dp_size": ("1", "4"),
     }
-    assert "Times of B are those of rank 0 of 4." in comparison.notes
-    assert "FLOPs of B are lower bounds: what could not be counted is not in its work." in comparison.notes
+    assert "B: times are those of rank 0 of 4." in comparison.notes
+    assert "B: FLOPs are lower bounds: what could not be counted is not in them." in comparison.notes
 
 
 def test_figures_are_ratios_with_the_noise_of_their_times() -> None:
@@ -412,7 +452,9 @@ def test_shares_of_other_peaks_have_no_ratio() -> None:
 def test_noise_is_not_known_of_few_steps() -> None:
     few = compare_profiles(run(), run(straying=(0.01, -0.01)))
     assert few.step.noise_ns is None
-    assert any("B has 2 timed steps, and less than 4 say nothing" in note for note in few.notes)
+    assert any(
+        "B: what is noise is not known: it has 2 timed steps, and less than 4 say nothing" in note for note in few.notes
+    )
     with pytest.raises(ComparisonError, match="global_step_sec cannot be compared: single steps are not known"):
         judge(few, "global_step_sec > 1.05")
     assert judge(few, "hardware_flops > 1")[0] == "does not hold"

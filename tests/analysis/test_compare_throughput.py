@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_flops.analysis.compare_figures import judge
-from lightning_flops.analysis.compare_unprofiled import compare_throughputs
+from lightning_flops.analysis.compare import compare_throughputs
+from lightning_flops.analysis.differences import judge
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import ThroughputSummary
@@ -79,4 +79,6 @@ def test_what_one_run_does_not_know_is_said_with_its_reason() -> None:
     assert reasons["reader_cost_sec"] == "not known in B: no wait was seen"
     assert found.parts == () and found.step.b_ns == 500_000_000
     short = compared(steady(0.5, 0.5, batches=3), steady(0.5, 0.5))
-    assert short.step.noise_ns is None and any("before has 3 batches, and less than 4" in note for note in short.notes)
+    assert short.step.noise_ns is None and any(
+        "before: what is noise is not known: it has 3 batches, and less than 4" in note for note in short.notes
+    )

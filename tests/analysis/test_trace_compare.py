@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from lightning_flops.analysis.compare_unprofiled import compare_traces
+from lightning_flops.analysis.compare import compare_traces
 from lightning_flops.analysis.trace_report import AnalyzedTrace, analyze_one
 from lightning_flops.errors import ComparisonError
 from lightning_flops.measure.counting.recorded_calls import recorded_work
@@ -109,7 +109,7 @@ def test_with_few_steps_noise_is_not_known_and_a_note_says_so() -> None:
     assert comparison.step.noise_ns is None
     assert all(row.noise_ns is None for rows in comparison.tables.values() for row in rows)
     assert comparison.notes == (
-        "What is noise is not known: after has 3 traced steps, and less than 4 say nothing of their spread.",
+        "after: what is noise is not known: it has 3 traced steps, and less than 4 say nothing of their spread.",
     )
     step_sec = comparison.figures[0]
     assert (step_sec.name, step_sec.ratio, step_sec.ends) == ("global_step_sec", 1.2, None)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_flops import Comparison, compare_profiles, render_text
-from lightning_flops.analysis.compare_unprofiled import compare_throughputs, compare_traces
+from lightning_flops.analysis.compare import compare_throughputs, compare_traces
 from lightning_flops.analysis.trace_report import analyze_one
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.records import ModuleRecord
