@@ -30,8 +30,8 @@ def advise(evidence: Evidence, thresholds: Mapping[str, float], *, known: Iterab
 
 def unexplained_words(evidence: Evidence, thresholds: Mapping[str, float]) -> str:
     """The largest part around the model's work of which no rule says why it takes so long, with its lines; or empty."""
-    named = {cause.part for cause in evidence.causes.get("line", ()) if cause.share > thresholds["line"]}
-    named |= {DATA_WAIT} | ({"optimizer"} if of_optimizer(evidence)["ways"] else set())
+    lines = [cause.part for cause in evidence.causes.get("line", ()) if cause.share > thresholds["line"]]
+    named = {DATA_WAIT, *lines, *(["optimizer"] if of_optimizer(evidence)["ways"] else [])}
     found = {name: share for name, share in evidence.parts.items() if name not in named and "ward" not in name}
     part = max(found, key=found.__getitem__, default="")
     if found.get(part, 0.0) <= thresholds["part"]:
@@ -39,7 +39,8 @@ def unexplained_words(evidence: Evidence, thresholds: Mapping[str, float]) -> st
     rows, says = evidence.rows.get(part, ()), f"{part} takes {percent(found[part])} of the step"
     own = [f"{row.where} ({percent(row.share)})" for row in rows if not row.only_enters]
     if rows and not own:
-        return f"{says}, in {evidence.whose_loop}: no line of yours was seen in it."
+        calls = "" if "other" in part else rows[0].where  # around the parts it is the framework that runs
+        return f"{says}, in {f'what {calls} calls' if calls else evidence.whose_loop}: no line of yours was seen in it."
     return f"{says}, and no rule says why{': ' if own else ''}{', '.join(own[:_NAMED])}."
 
 

@@ -296,15 +296,13 @@ def without_advice(profile: Profile) -> str:
         return f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(word, FEW_STEPS)}."
     part = max(timing.parts, key=lambda one: one.typical_sec)
     rows = () if profile.lines is None else [row for row in profile.lines.rows if row.part == part.name and row.file]
-    is_clear = profile.traced is not None and not (profile.starved or profile.unexplained)
-    found = "Nothing slow was found" if is_clear else "No rule names a cause"
+    unsure = profile.traced is None or profile.starved or profile.unexplained
+    found = "No rule names a cause" if unsure else "Nothing slow was found"
     says = f"{found}: {part.name} takes {percent(part.typical_sec / timing.global_step.typical_sec)} of a step"
     if rows and not rows[0].only_enters:
         return f"{says}, most of it at {rows[0].where}: {rows[0].start}{'' if rows[0].start.endswith('…') else '.'}"
-    entering = sum(row.share or 0.0 for row in rows)
-    return (
-        f"{says}, {percent(entering)} in {profile.context.whose_loop}." if rows and part.name == "other" else f"{says}."
-    )
+    entering = percent(sum(row.share or 0.0 for row in rows))
+    return f"{says}, {entering} in {profile.context.whose_loop}." if rows and part.name == "other" else f"{says}."
 
 
 def notes_sections(notes: Sequence[str], *, most: int | None = None) -> list[Section]:

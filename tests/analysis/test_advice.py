@@ -396,6 +396,11 @@ def test_a_large_part_that_no_rule_explains_is_named_with_its_lines() -> None:
     assert unexplained_words(framework, ADVICE_THRESHOLDS) == (
         "other takes 60.0% of the step, in Lightning's own loop: no line of yours was seen in it."
     )
+    # A closure of LBFGS: what the line calls is torch's, and the loop's around the optimizer it is not.
+    optimizer = Evidence(parts={"optimizer": 0.6}, rows={"optimizer": only_enters})
+    assert unexplained_words(optimizer, ADVICE_THRESHOLDS) == (
+        f"optimizer takes 60.0% of the step, in what {only_enters[0].where} calls: no line of yours was seen in it."
+    )
     beside = unexplained_words(
         Evidence(parts=parts, rows={"other": [only_enters[0], SAVES.rows[1]]}), ADVICE_THRESHOLDS
     )
