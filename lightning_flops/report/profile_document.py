@@ -31,6 +31,7 @@ NOT_DESCRIBED = "(not described)"  # stands for the class of a module that did w
 STARVED = "STARVED."
 NO_ADVICE = "Nothing that was measured is above its threshold."
 IN_DETAILS = "in the detailed report"
+_GROWN = 0.9  # where steps timed by parts took less of a step timed as a whole, the marks are not why
 _FAR_SLOWER, _ENOUGH_ALIKE = 3.0, 3  # a module that takes so many times as long as most of so many has its own row
 
 
@@ -81,6 +82,8 @@ def times_section(profile: Profile) -> Section:
         f"{plain(timing.whole_steps)} that were timed as a whole: all their times are scaled to these."
         if timing.whole_steps
         else "",
+        # Marks can only lengthen a step.
+        "Rough: steps got longer meanwhile, maybe not all parts alike." if timing.longer < _GROWN else "",
         ""
         if reader is None or reader <= 1.01 * (timing.data_wait_sec or 0.0)  # it was waited for all the time
         else f"The data loader ran {duration(reader)} per {word}, whether other work hid it or not.",

@@ -72,6 +72,9 @@ def test_all_that_is_of_steps_timed_by_parts_is_scaled_to_those_timed_as_a_whole
     assert "0-7 timed by parts, 6 more as a whole." in text and "mean of 8, scaled to it: 4 s" in text
     assert "They took 25.0% longer than the 6 that were timed as a whole" in text
     assert "CPU (process) 50.0% of a processor" in text and "The data loader ran" not in text
+    grown = windows.build_profile(replace(window, plain_steps_sec=(10.0,) * 6), config=ProfilerConfig())
+    assert "They took 50.0% less than" in " ".join(str(grown).split()) and "Rough: steps got longer" not in text
+    assert "Rough: steps got longer meanwhile, maybe not all parts alike." in " ".join(str(grown).split())
     few = windows.build_profile(replace(window, plain_steps_sec=(4.0,) * 3), config=ProfilerConfig())
     assert "as a whole" not in str(few) and "mean of 8: 5 s" in str(few)
 
