@@ -120,13 +120,14 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     verdict = Column("verdict", partial(_verdict, comparison), str, left=True)
     columns = [*_columns("mean", causes=of_profiles), *all_of({"noise": "noise_ns"}, unit="ns"), verdict]
     parts = Table((*comparison.parts, comparison.step), columns, whole=True)
+    reasons = {one.name: one.reason for one in comparison.figures if one.reason}
     noise = _BETWEEN_RUNS if comparison.has_several_runs else f"{_WITHIN_RUNS}{'' if of_traces else _ONE_RUN}"
     return [
         Section("Two traces compared" if of_traces else "Two runs compared", "", items),
         Section(f"By part of the {'batch' if comparison.kind == 'throughput' else 'step'}", "", [parts]),
         *([Section("By module", "", _modules(comparison, verdict))] if of_profiles else []),
         *(Section(_TITLES[of], "", [_table(rows, verdict)]) for of, rows in comparison.tables.items()),
-        _figures_section(comparison.figures),
+        Section("Figures of both", "", [Table(comparison.figures, _FIGURES, whole=True), *missing_rates(reasons)]),
         Section("How to read it", "", points([_HOW_TO_READ[comparison.kind], noise, *comparison.notes])),
     ]
 
@@ -278,22 +279,17 @@ def _name(row: TimeDifference) -> str:
     return name if row.a.name == row.b.name else f"{row.a.name} -> {name}"
 
 
-def _figures_section(figures: Sequence[FigureDifference]) -> Section:
-    columns = [
-        field("figure", "name", str),
-        *all_of({"A": "a", "B": "b"}),
-        field("B / A", "ratio", "{:.4f}".format),
-        Column("by noise", _by_noise_of, str, left=True),
-    ]
-    reasons = {one.name: one.reason for one in figures if one.reason}
-    return Section("Figures of both", "", [Table(figures, columns, whole=True), *missing_rates(reasons)])
-
-
 def _by_noise_of(figure: FigureDifference) -> str | None:
     ends = figure.ends and "{:.4f} to {:.4f}".format(*figure.ends)
     return "exact" if figure.noise_factor == 1 else ends
 
 
+_FIGURES = [
+    field("figure", "name", str),
+    *all_of({"A": "a", "B": "b"}),
+    field("B / A", "ratio", "{:.4f}".format),
+    Column("by noise", _by_noise_of, str, left=True),
+]
 _HOW_TO_READ = {
     "profiles": "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the "
     "time that computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does around "

@@ -221,6 +221,9 @@ def test_of_several_runs_a_side_noise_is_that_between_the_runs() -> None:
     assert ratio.ratio == pytest.approx(25 / 22) and ratio.ends is not None and ratio.ends[0] > 1.1
     assert judge(slow, "global_step_sec > 1.1")[0] == "holds"
     assert judge(comparison, "global_step_sec > 1")[0] == "does not hold"
+    # Few steps say nothing of their spread, but means of runs do.
+    few = [run(straying=(0.01, -0.01)), run(straying=(0.02, -0.02))]
+    assert not any("what is noise is not known" in note for note in against_many(few, few).notes)
     with pytest.raises(ComparisonError, match="cannot be one side: their modules differ"):
         compare_profiles([run(), run_with(TAIL)], run())
 
