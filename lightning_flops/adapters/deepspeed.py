@@ -47,8 +47,8 @@ _ADAPTER = "_lightning_flops_adapter"  # attribute of an engine that is profiled
 _WRAPPED = ("_forward_module", "_orig_mod")  # attributes of wrappers around an engine
 _MOST_WRAPPERS = 3
 
+# What an engine itself computes for the update, such as Muon's products: it is the optimizer's.
 _OWN_WORK = ("_backward_epilogue", "_take_model_step")
-"""What an engine itself computes for the update, such as Muon's products: it is the optimizer's."""
 
 _PARTS: dict[str, TimePhase] = {  # of a step, by the class of an instruction; any other one is ``other``
     "LoadMicroBatch": "transfer",  # without the wait for the batch

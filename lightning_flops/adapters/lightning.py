@@ -48,6 +48,7 @@ _PARTS: dict[str, TimePhase] = {  # of a step, by the Trainer's action
     "optimizer_zero_grad": "optimizer",
     "configure_gradient_clipping": "optimizer",
 }
+# Parts that begin where an action ends. They are over where one of these begins, or else ends:
 _OPENS: dict[str, TimePhase] = {
     # Autograd runs between the last hook before the backward, which is the module's, and the first one after it.
     "on_before_backward": "backward",
@@ -55,7 +56,6 @@ _OPENS: dict[str, TimePhase] = {
     # which is the last thing in there; what Lightning does around these is other.
     "configure_gradient_clipping": "optimizer",
 }
-"""Parts that begin where an action ends. They are over where one of these begins, or else ends:"""
 _CLOSES: dict[tuple[str, bool], TimePhase] = {
     ("on_after_backward", True): "backward",
     ("optimizer_step", False): "optimizer",

@@ -43,8 +43,8 @@ _NO_TOKENS = (
 )
 
 
+# What belongs to no step, by the Trainer's method that does it.
 _LEFT_OUT = {"evaluate": "validation", "predict": "validation", "_save_checkpoint": "checkpoint"}
-"""What belongs to no step, by the Trainer's method that does it."""
 
 
 class TrainerAdapter(LoopAdapter):

@@ -139,6 +139,7 @@ def _of_waiting(evidence: Evidence) -> Mapping[str, str]:
     return {"waits": f"the wait for other ranks left out{known}"}
 
 
+#: Every rule, in the order of docs/advice.md.
 RULES: tuple[Rule, ...] = (
     Rule(
         name="line",
@@ -488,4 +489,3 @@ RULES: tuple[Rule, ...] = (
         source="NVML",
     ),
 )
-"""Every rule, in the order of docs/advice.md."""

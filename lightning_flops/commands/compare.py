@@ -23,8 +23,8 @@ from lightning_flops.sinks.console import say
 if TYPE_CHECKING:
     from lightning_flops.schema.comparison import Comparison
 
+# Exit status of a condition that the runs leave open, by ``--inconclusive``.
 _LEFT_OPEN = {None: Status.INCONCLUSIVE, "fail": Status.HOLDS, "pass": Status.DONE}
-"""Exit status of a condition that the runs leave open, by ``--inconclusive``."""
 AGAINST = "\0--"  # stands for "--", which parsers of arguments drop; no path has such a character
 _WHERE = (
     "profile.json of a run or its folder of logs, of a run that was only timed its throughput.json; or a trace, or a "
