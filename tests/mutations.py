@@ -97,8 +97,8 @@ MUTATIONS = (
     Mutation("analysis/rules.py", "1.0 - slow / fast", "1.0 - fast / slow", "analysis/test_advice.py"),
     Mutation(
         "analysis/evidence.py",
-        "self.processor_share < self.data_wait_share / 2",
-        "self.processor_share < self.data_wait_share * 2",
+        "share < self.data_wait_share / 2",
+        "share < self.data_wait_share * 2",
         "analysis/test_advice.py",
     ),
     Mutation(

@@ -48,7 +48,7 @@ _PARTS: dict[str, TimePhase] = {  # of a step, by the Trainer's action
     "optimizer_zero_grad": "optimizer",
     "configure_gradient_clipping": "optimizer",
 }
-# Parts that begin where an action ends. They are over where one of these begins, or else ends:
+# Parts that begin where an action ends. They are over where one of these begins, or else where one of _CLOSES ends.
 _OPENS: dict[str, TimePhase] = {
     # Autograd runs between the last hook before the backward, which is the module's, and the first one after it.
     "on_before_backward": "backward",
