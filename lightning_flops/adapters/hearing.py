@@ -182,9 +182,8 @@ class HearingAdapter(Adapter):
 
     def mark_parts(self, stack: Undo) -> None:
         """Hear what generates, and models that were seen to be called without gradients."""
-        kinds: set[type] = {type(one) for one in self.facts.root.modules()}
-        kinds |= {getattr(sys.modules.get(module), kind, object) for module, kind in _SERVERS}
-        for kind in kinds:
+        servers = (getattr(sys.modules.get(module), kind, object) for module, kind in _SERVERS)
+        for kind in {*map(type, self.facts.root.modules()), *servers}:
             if callable(getattr(kind, "generate", None)):
                 self.hear(
                     kind,

@@ -270,14 +270,15 @@ class Throughput:
 
         Micro-batches of a pipeline are one batch of the loop's, unless it *counts_each*.
         """
-        step, tokens = self.step, tuple(one.tokens for one in batches)
-        step.batches += tuple(one.shapes for one in batches)
-        step.tokens += tokens
+        step = self.step
+        for one in batches:
+            step.batches += (one.shapes,)
+            step.tokens += (one.tokens,)
         step.updates += updates
         step.profiled |= profiled
         return self.monitor.batch(
             samples=None if None in samples_of else sum(filter(None, samples_of)),
-            tokens=tokens[0] if len(tokens) == 1 else NO_TOKENS.plus(*tokens),
+            tokens=batches[0].tokens if len(batches) == 1 else NO_TOKENS.plus(*(one.tokens for one in batches)),
             profiled=step.profiled,
             ends_step=ends_step,
             batches=len(batches) if counts_each else 1,

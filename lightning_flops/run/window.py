@@ -142,8 +142,14 @@ def new_window(
     facts, device, tracer = adapter.facts, adapter.facts.device, None
     held = weakref.ref(adapter)  # what counts keeps no run alive
     if config.trace and step is not None:
-        asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
-        tracer = StepTracer(facts.root, device=device, schedule=config.trace_schedule, **asked)
+        tracer = StepTracer(
+            facts.root,
+            device=device,
+            schedule=config.trace_schedule,
+            record_shapes=config.record_shapes,
+            profile_memory=config.profile_memory,
+            with_stack=config.with_stack,
+        )
     memory = MemoryWatch(facts.root, read=memory_reader(device), on_device=device.type == "cuda")
     recorder = Recorder(
         facts.root,
