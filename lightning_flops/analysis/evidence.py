@@ -33,7 +33,6 @@ _DROPS = frozenset(("aten.bernoulli_", "aten.native_dropout"))
 _DEVIATES = frozenset(("aten.rsqrt", "aten.sqrt", "aten.std", "aten.var", "aten.var_mean", "aten.linalg_vector_norm"))
 _SAFE_SOFTMAX = "aten._safe_softmax"  # that of scaled_dot_product_attention where it falls back on separate products
 _SOFTMAX = frozenset(("aten._softmax", _SAFE_SOFTMAX, "aten.exp"))
-_BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
 _MANY_CALLS, _SHORT_CALL_SEC = 16, 0.002  # a module that a batch calls so often, each time for less
 _MANY_OPERATORS = 64  # in one call of a module, without those of modules inside it: a loop of Python runs them
 _LEAST_OF_COMPUTE = 0.15  # a line of the user's around the model, where the model computes, is named above this share
@@ -272,7 +271,7 @@ def _about(
     elif "norm" in name and not _DEVIATES.isdisjoint(ran) and not is_whole:
         yield "norm"
     # A softmax, or what one is written with, and two products of batches of matrices: scores, and what they weigh.
-    elif sum(ran.get(one, 0) for one in _BATCHED_PRODUCTS) >= 2 * steps and not _SOFTMAX.isdisjoint(ran):
+    elif ran.get("aten.bmm", 0) + ran.get("aten.baddbmm", 0) >= 2 * steps and not _SOFTMAX.isdisjoint(ran):
         # On a GPU dropout is no reason to fall back.
         falls_back = _SAFE_SOFTMAX in ran and not _DROPS.isdisjoint(ran) and not on_gpu
         yield "attention_dropout" if falls_back else "attention"

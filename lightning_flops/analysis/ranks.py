@@ -122,10 +122,11 @@ def pack(record: RankRecord | RankAbsence) -> bytes:
     if isinstance(record, RankAbsence):
         sent = [record._replace(reason=record.reason[:500])]
     else:
-        calls = () if record.traced is None else record.traced.collectives
-        calls = tuple(replace(one, latency_ns=array("q")) for one in calls)
         none: dict[str, Any] = {"module_names": (), "own_forward_ns": array("q"), "own_backward_ns": array("q")}
-        traced = record.traced and replace(record.traced, collectives=calls)
+        traced = record.traced and replace(
+            record.traced,
+            collectives=tuple(replace(one, latency_ns=array("q")) for one in record.traced.collectives),
+        )
         sent.append(replace(record, traced=traced, is_shortened=True, **none))
     for one in sent:
         encoded = _encoder.encode(one)
@@ -220,13 +221,12 @@ def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
     """The stages of which a rank answered; one without a pipeline. FLOPs are those of one copy."""
     parts, stages = _ranks_of_one_copy(profiles[0].context), grouped(profiles, lambda one: one.context.pp_rank)
     sums = {stage: sum((one.flops for one in ranks[1:]), start=ranks[0].flops) for stage, ranks in stages.items()}
-    of_stages = {stage: asdict(flops) for stage, flops in sums.items()}
     return tuple(
         StageProfile(
             stage=stage,
             params=ranks[0].params,  # each rank answers for the whole stage
             trainable_params=ranks[0].trainable_params,
-            flops=StepFlops(**{name: whole(parts * one, of=len(ranks)) for name, one in of_stages[stage].items()}),
+            flops=StepFlops(**{name: whole(parts * one, of=len(ranks)) for name, one in asdict(sums[stage]).items()}),
         )
         for stage, ranks in sorted(stages.items())
     )

@@ -133,14 +133,13 @@ def place_of(innermost: FrameType | None) -> Place | None:
     return Place(code.co_filename, line, _name(function), _callee(called), hook, in_module)
 
 
-def why_not(*, ours: bool = False) -> str:
-    """Why nothing can be sampled now, as the end of a sentence; empty: it can. *ours*: the handler of SIGALRM is."""
+def why_not(handler: object = signal.SIG_DFL) -> str:
+    """Why nothing can be sampled now, as the end of a sentence; empty: it can. SIGALRM must have this *handler*."""
     if threading.current_thread() is not threading.main_thread():
         return "training does not run on the main thread, which alone gets signals"
     if not hasattr(signal, "setitimer"):
         return "this system has no timer that signals"
-    is_free = ours or signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
-    if not is_free or signal.getitimer(signal.ITIMER_REAL)[0]:
+    if signal.getsignal(signal.SIGALRM) is not handler or signal.getitimer(signal.ITIMER_REAL)[0]:
         return "the program uses SIGALRM, or its timer, itself"
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
     tools = () if monitoring is None else map(monitoring.get_tool, range(6))
@@ -226,7 +225,7 @@ class LineSampler:
         """A step begins, or goes on."""
         if self.over or self._runs:
             return
-        if signal.getsignal(signal.SIGALRM) is not self._handler or why_not(ours=True):
+        if why_not(self._handler):
             self.why, self.over = "the program has begun to use a profiler, or SIGALRM, itself", True
             return
         self.timer.go_on()
