@@ -46,6 +46,8 @@ MUTATIONS = (
     Mutation("analysis/differences.py", "(1 / len(a) + 1 / len(b))", "(1 / len(a))", "analysis/test_compare.py"),
     Mutation("analysis/differences.py", "one.var(ddof=1)", "one.var(ddof=0)", "analysis/test_compare.py"),
     Mutation("analysis/differences.py", "ratio = b / a if a", "ratio = a / b if a", "analysis/test_compare.py"),
+    Mutation("analysis/differences.py", "dict(enumerate((*own_a, *own_b)))", "{}", "analysis/test_compare.py"),
+    Mutation("analysis/differences.py", "len(side) - len(slow) > 1", "len(side) > 1", "analysis/test_compare.py"),
     Mutation("analysis/step_flops.py", "for one in (min, max))", "for one in (min, max)) * 2", _STEPS),
     Mutation("analysis/step_flops.py", "freedom = number - 1", "freedom = number", _STEPS),
     Mutation("analysis/step_flops.py", "steps * shape.elements / other.elements", "steps", _STEPS),

@@ -215,6 +215,10 @@ def test_of_several_runs_a_side_noise_is_that_between_the_runs() -> None:
     # 3 ms in each of three runs, 0.1 ms apart: a cause, although the traced steps' own errors are not known.
     slow = against_many(runs(5, 5.1, 4.9), runs(8, 8.1, 7.9, act=3.5))
     assert slow.is_told and "Most of it: act +3 ms (worse efficiency)." in str(slow)
+    # A module's noise, too: act has 0.5 of 5 ms traced forward, then 3.5 of 8, and 1 of 10 backward. So 1.5 ms +- 0.01,
+    # and 4.5 +- 0.04375.
+    spread_ms = math.sqrt((2 * 0.01**2 + 2 * 0.04375**2) / 4 * 2 / 3)
+    assert named(slow.modules)["act"].noise_ns == pytest.approx(4.60 * spread_ms * MS, rel=1e-4)
     # 0.5 ms are below 5% of the step, and told: starts of the program are compared.
     assert against_many(runs(5, 5.01, 4.99), runs(5.5, 5.51, 5.49)).is_told
     ratio = named(slow.figures)["global_step_sec"]
