@@ -84,11 +84,12 @@ def owner_of(file: str) -> Owner:
 
 
 def _owner(frame: FrameType) -> Owner:
-    """Whose the code of *frame* is; generated code, such as a dataclass's ``__init__``, is its module's."""
+    """Whose the code of *frame* is; generated code is its module's: a dataclass's ``__init__``, what torch compiles."""
     file = frame.f_code.co_filename
     if file == "<string>" or file.startswith("<frozen"):
         return owner_of(frame.f_globals.get("__file__") or "<string>")
-    return owner_of(file)
+    # Its cache lies anywhere, as in /tmp.
+    return "library" if str(frame.f_globals.get("__name__")).startswith("torch._inductor.") else owner_of(file)
 
 
 def _name(code: CodeType) -> str:

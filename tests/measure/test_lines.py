@@ -130,6 +130,12 @@ def test_generated_code_is_its_modules() -> None:
     assert user("def f(): return made()", made=made)() == Place("/home/anna/train.py", 1, "f", "f", "")
 
 
+def test_what_torch_compiled_is_no_line_of_the_users() -> None:
+    cache = "/tmp/torchinductor_anna/ar/cark.py"
+    call = function(cache, "def f(): return here()", here=here, __name__="torch._inductor.runtime.compile_tasks.cark")
+    assert user("def f(): return call()", call=call)() == Place("/home/anna/train.py", 1, "f", "f", "")
+
+
 # ---- parts, seconds
 
 
