@@ -31,7 +31,6 @@ NOT_DESCRIBED = "(not described)"  # stands for the class of a module that did w
 STARVED = "STARVED."
 NO_ADVICE = "Nothing that was measured is above its threshold."
 IN_DETAILS = "in the detailed report"
-_GROWN = 0.9  # where steps timed by parts took less of a step timed as a whole, the marks are not why
 _FAR_SLOWER, _ENOUGH_ALIKE = 3.0, 3  # a module that takes so many times as long as most of so many has its own row
 
 
@@ -82,8 +81,8 @@ def times_section(profile: Profile) -> Section:
         f"{plain(timing.whole_steps)} that were timed as a whole: all their times are scaled to these."
         if timing.whole_steps
         else "",
-        # Marks can only lengthen a step.
-        "Rough: steps got longer meanwhile, maybe not all parts alike." if timing.longer < _GROWN else "",
+        # A tenth less is not by the marks, which can only lengthen a step.
+        "Rough: steps got longer meanwhile, maybe not all parts alike." if timing.longer < 0.9 else "",
         ""
         if reader is None or reader <= 1.01 * (timing.data_wait_sec or 0.0)  # it was waited for all the time
         else f"The data loader ran {duration(reader)} per {word}, whether other work hid it or not.",
@@ -299,8 +298,11 @@ def without_advice(profile: Profile) -> str:
         return f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(word, FEW_STEPS)}."
     part = max(timing.parts, key=lambda one: one.typical_sec)
     rows = () if profile.lines is None else [row for row in profile.lines.rows if row.part == part.name and row.file]
-    unsure = profile.traced is None or profile.starved or profile.unexplained
-    found = "No rule names a cause" if unsure else "Nothing slow was found"
+    found = (
+        "Nothing slow was found"
+        if profile.traced is not None and not profile.starved and not profile.unexplained
+        else "No rule names a cause"
+    )
     says = f"{found}: {part.name} takes {percent(part.typical_sec / timing.global_step.typical_sec)} of a step"
     if rows and not rows[0].only_enters:
         return f"{says}, most of it at {rows[0].where}: {rows[0].start}{'' if rows[0].start.endswith('…') else '.'}"

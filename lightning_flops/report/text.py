@@ -74,8 +74,9 @@ def summary_lines(profile: Profile, view: View = VIEW) -> list[str]:
 
 def _said(profile: Profile) -> tuple[list[str], list[str]]:
     """What stands above the bar of the step's parts, and what stands below; empty: there is nothing to say."""
-    first = [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]]
-    first = first or [profile.unexplained or without_advice(profile)]
+    first = [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]] or [
+        profile.unexplained or without_advice(profile)
+    ]
     starved = profile.starved and f"{STARVED} {profile.starved.partition('. ')[0]}."
     above = [_what(profile), _step(profile), starved, *(first if profile.timing else ()), _utilization(profile)]
     return above, [_phases(profile), _stalls(profile), _flops(profile)]
