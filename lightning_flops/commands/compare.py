@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lightning_flops.commands.common import (
@@ -112,8 +111,8 @@ def _compared(options: argparse.Namespace) -> Comparison:
         if not all(isinstance(report, Profile) for report, _ in reports.values()):  # what all of them have is compared
             compare, reports = compare_throughputs, {source: read_report(source, KINDS[1]) for source in sources}
         (a, names_a), (b, names_b) = (zip(*map(reports.get, side), strict=True) for side in sides)
-        held = partial(held_against, options)
-        return compare(list(map(held, a)), list(map(held, b)), sources=(names_a, names_b))
+        of_a, of_b = ([held_against(options, report) for report in side] for side in (a, b))
+        return compare(of_a, of_b, sources=(names_a, names_b))
     trace = next(iter(traces))
     if len(sources) > 2:
         raise ComparisonError(f"{trace} is a trace: of traces one run a side is compared")
