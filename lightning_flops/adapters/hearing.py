@@ -58,7 +58,7 @@ class Hook:
         if adapter is None or adapter.run.closed or adapter.run.delivery.thread != threading.get_ident():
             return
         try:
-            self._notify(adapter, *args)
+            adapter.run.does(self._notify, adapter, *args)
         except Exception as error:
             failed(adapter.run, error)
 
@@ -104,7 +104,7 @@ class HearingAdapter(Adapter):
             if one is None or is_other or one.run.closed or one.run.delivery.thread != threading.get_ident():
                 return None
             if begins is not None:
-                begins(one, *args, **kwargs)
+                one.run.does(begins, one, *args, **kwargs)
             return has_ended
 
         def has_ended(result: Any, error: BaseException | None) -> None:
@@ -112,9 +112,9 @@ class HearingAdapter(Adapter):
             if one is None or one.run.closed:
                 return
             if error is not None and raises is not None:
-                raises(one, error)
+                one.run.does(raises, one, error)
             elif ends is not None:
-                ends(one, result)
+                one.run.does(ends, one, result)
 
         def has_failed(error: Exception) -> None:
             one = held()

@@ -23,6 +23,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import TokenReader
 from lightning_flops.measure.fake_steps import fake_steps
 from lightning_flops.measure.notes import Notes
+from lightning_flops.measure.timing.phase_timer import PhaseTimer, WallClock
 from lightning_flops.measure.timing.processor_wait import Heat, heat_counter
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
@@ -65,6 +66,7 @@ class Run:
         self.throughput = Throughput(adapter, config, note=notes.add_for_run)
         self.tokens = TokenReader(notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
         self.steps_done = 0
+        self.clock: WallClock | None = None  # of the running step, in which what we do takes time; None: it has none
         self.outside_of: list[str] = []  # what runs now and belongs to no step
         self.between = ""  # of it, what the framework is at between two steps
         self.phases: list[str] = []  # of the running step, each inside the one before; "" is no phase of its own
@@ -79,6 +81,7 @@ class Run:
     def _await_window(self, step: int | None, heat: Heat) -> None:
         """Prepare the window that opens before *step*."""
         self.notes.begin_window()
+        self.clock = None
         self.window = new_window(
             step,
             adapter=self.adapter,
@@ -116,7 +119,21 @@ class Run:
 
     def _follow(self) -> None:
         self.window.follow(self.adapter.mark_parts, outside=bool(self.outside_of))
+        # Beside a device, or a loader's workers, what we take may lengthen no step; samples of lines have it.
+        parts, on_host = self.window.parts, self.adapter.facts.device.type == "cpu"
+        is_alone = on_host and not (self.window.recorder.sampling_lines or self.adapter.loader_workers())
+        self.clock = parts.clock if isinstance(parts, PhaseTimer) and is_alone else None
         self._phase_follows()
+
+    def does(self, ours: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """What *ours* answers, which the user's program would not call: what it takes is in no time of a step."""
+        clock = self.clock
+        paused = clock is not None and clock.pause()
+        try:
+            return ours(*args, **kwargs)
+        finally:
+            if clock is not None and paused:
+                clock.go_on()
 
     def fetch_begins(self) -> None:
         """The loop asks its data loader for a batch; calls may nest, and the outermost counts."""
@@ -395,7 +412,7 @@ def safe(hook: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P]
         if run is not None and run.closed:
             return None
         try:
-            return hook(self, *args, **kwargs)
+            return hook(self, *args, **kwargs) if run is None else run.does(hook, self, *args, **kwargs)
         except Exception as error:
             failed(self.run, error)
             return None

@@ -28,17 +28,34 @@ from lightning_flops.units import package_logger
 
 
 class WallClock:
-    """The host's clock: true for work that the calling thread does itself, as on a CPU. Others answer as it does."""
+    """The host's clock: true for work that the calling thread does itself, as on a CPU. Others answer as it does.
+
+    It stands still while it is paused.
+    """
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:
         self._now = now or host_clock.now
+        self._ours_sec = 0.0  # what the profiler has taken for itself
+        self._ours_since: float | None = None  # it works since then
+
+    def pause(self) -> bool:
+        """Stand still, because the profiler works, until ``go_on``; whether it did not do so already."""
+        if is_first := self._ours_since is None:
+            self._ours_since = self._now()
+        return is_first
+
+    def go_on(self) -> None:
+        """The user's program goes on: what ran since ``pause`` is in no time between two stamps."""
+        if self._ours_since is not None:
+            self._ours_sec += self._now() - self._ours_since
+            self._ours_since = None
 
     def step_begins(self) -> None:
         """A step begins, to which the stamps from here on belong."""
 
     def stamp(self) -> Any:
         """A stamp of this moment, in the order in which the device sees it."""
-        return self._now()
+        return (self._now() if self._ours_since is None else self._ours_since) - self._ours_sec
 
     def settle(self) -> None:
         """Wait until every stamp taken so far has a time."""

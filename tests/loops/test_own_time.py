@@ -1,0 +1,71 @@
+"""What the profiler takes for itself in the steps that it times, by a clock in the test's hands."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from lightning_flops import profile_training
+from lightning_flops.adapters.loop import LoopAdapter
+from tests.fake_clock import FakeNow
+from tests.loops.nets import (
+    BACKWARD_SEC,
+    BATCH,
+    FETCH_SEC,
+    FORWARD_SEC,
+    LOSS_SEC,
+    UPDATE_SEC,
+    Net,
+    Rows,
+    SlowSGD,
+    loss_of,
+)
+
+HEARD = [f"{part}_{end}" for part in ("fetch", "forward", "backward", "update") for end in ("begins", "ends")]
+PARTS = {
+    "data_wait": FETCH_SEC,
+    "forward": FORWARD_SEC + LOSS_SEC,
+    "backward": BACKWARD_SEC,
+    "optimizer": UPDATE_SEC,
+}
+
+
+@pytest.fixture
+def ours_sec(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Seconds that the profiler takes in a step: 0.25 for each of the eight things that it hears."""
+    for name in HEARD:
+        monkeypatch.setattr(LoopAdapter, name, now.slowed(getattr(LoopAdapter, name), 0.25))
+    return 0.25 * len(HEARD)
+
+
+def window_of(now: FakeNow, windows: list[Any], *, workers: int = 0, rests: float = 0.0) -> Any:
+    """The window of a loop whose loader has so many *workers*, and which *rests* between two steps."""
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    batches = DataLoader(Rows(26, now), batch_size=BATCH, num_workers=workers)
+    with profile_training(net, optimizer, profile_step=1, timing_steps=16, trace=False, lines=False):
+        for rows in batches:
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+            now.sleep(rests)
+    (window,) = windows
+    return window
+
+
+def test_what_the_profiler_takes_is_in_no_step_and_in_no_part_and_what_the_program_takes_is(
+    now: FakeNow, windows: list[Any], ours_sec: float
+) -> None:
+    window = window_of(now, windows, rests=0.125)
+    parts = {**dict.fromkeys(window.timed_steps[0].seconds.__slots__, 0.0), **PARTS, "other": 0.125}
+    assert [astuple(step.seconds) for step in window.timed_steps] == [tuple(parts.values())] * 8
+    assert window.plain_steps_sec == (sum(parts.values()),) * 8
+
+
+def test_beside_the_workers_of_a_loader_it_is_not_taken_off(now: FakeNow, windows: list[Any], ours_sec: float) -> None:
+    window = window_of(now, windows, workers=1)
+    own_sec = sum(PARTS.values()) - FETCH_SEC  # a worker has a clock of its own
+    assert {step.seconds.total for step in window.timed_steps} == {own_sec + ours_sec}
+    assert set(window.plain_steps_sec) == {own_sec + ours_sec}
