@@ -45,10 +45,9 @@ class WallClock:
         return is_first
 
     def go_on(self) -> None:
-        """The user's program goes on: what ran since ``pause`` is in no time between two stamps."""
-        if self._ours_since is not None:
-            self._ours_sec += self._now() - self._ours_since
-            self._ours_since = None
+        """After a pause the user's program goes on, with the stamp at which it has stopped."""
+        self._ours_sec = self._now() - self.stamp()
+        self._ours_since = None
 
     def step_begins(self) -> None:
         """A step begins, to which the stamps from here on belong."""
