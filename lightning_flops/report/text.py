@@ -183,8 +183,11 @@ def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
 
 def _phases(profile: Profile) -> str:
     """The phases of a step that has some beside training."""
-    of = profile.peaks_flops_per_sec  # without a peak, why there is no MFU is said of the step's
-    mfu = {name: f" (MFU {percent(one.mfu)})" for name, one in profile.phases.items() if of and one.flops}
+    mfu = {
+        name: f" (MFU {percent(one.mfu)})"
+        for name, one in profile.phases.items()
+        if profile.peaks_flops_per_sec and one.flops  # without a peak, why there is no MFU is said of the step's
+    }
     shown = " · ".join(f"{name} {percent(one.ratio)}{mfu.get(name, '')}" for name, one in profile.phases.items())
     return f"Phases: {shown}." if shown and profile.timing is not None else ""
 

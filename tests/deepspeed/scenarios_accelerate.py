@@ -58,6 +58,7 @@ def judge(engine: Any, profile: Profile | None, losses: list[str], lines: list[s
     assert profile is not None and (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
     assert (profile.counted_steps, len(profile.timed_steps)) == ((3,), 5)
     assert (profile.micro_steps, profile.samples) == (2, 16)
+    assert profile.modules[0].calls == 2  # the engine's and, in it, the model's are one
     assert profile.timing is not None
     assert losses == train(*prepared(zero_optimization={"stage": int(engine.zero_optimization_stage())}))
 

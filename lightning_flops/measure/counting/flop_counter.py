@@ -261,10 +261,11 @@ class FlopCounter:
                 "what they cost is counted, and that of their backward may stand under other modules."
             )
             push(self._mode)
-        # A wrapper and the module in it have one name, and count as one call.
-        is_wrapped = caller.place.module == name and isinstance(caller.owner, nn.Module)
+        # A wrapper and the module in it have one name, and count as one call, also where a part begins between them.
+        around = next((one.owner for one in reversed(state.stack) if isinstance(one.owner, nn.Module)), None)
         is_copy = is_replica(module)  # what it computes is the root's, but it is no call of the root
-        if is_seen and not (is_copy or (is_wrapped and module in caller.owner.children())):
+        is_wrapped = caller.place.module == name and around is not None and module in around.children()
+        if is_seen and not is_copy and not is_wrapped:
             self._totals.called(name, module)
         state.push(name, "forward", module, start=0 if is_copy else sequence_number())
 
