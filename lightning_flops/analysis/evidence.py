@@ -206,15 +206,20 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None) -> Evidence:
     }
     rows = () if lines is None else lines.rows
     by_part = grouped((row for row in rows if row.file), attrgetter("part"))
-    between = {part: share for part, share in evidence.parts.items() if "other" in part and lines is not None}
-    others = sum(row.share or 0.0 for row in rows if row.part in between and not (row.only_enters and row.file))
     return replace(
         evidence,
         shares={**evidence.shares, "line": around[0].share if around else None},
         causes=found,
         rows=by_part,
-        between_share=max(0.0, sum(between.values()) - others),
+        between_share=0.0 if lines is None else _between(evidence.parts, rows),
     )
+
+
+def _between(parts: Mapping[str, float], rows: Iterable[LineProfile]) -> float:
+    """The share of what lies between the parts and neither a line of the user's nor a framework's loop takes."""
+    between = {part: share for part, share in parts.items() if "other" in part}
+    others = sum(row.share or 0.0 for row in rows if row.part in between and not (row.only_enters and row.file))
+    return max(0.0, sum(between.values()) - others)
 
 
 def _of_breakdown(evidence: Evidence, budget: Budget, traced: TracedStep) -> Evidence:
