@@ -125,7 +125,9 @@ def _outcome(kind: Kind, *, profiled: bool, at: int | None, raises: str) -> dict
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGALRM, _timed_out)
     wire, raised, seen, before = Tripwire(at, raises), "", dict[str, Any](), torch_state()
-    with listening("lightning_flops", level=logging.WARNING) as said, tempfile.TemporaryDirectory() as folder:
+    # A report that a thread still writes may come into the folder while that is removed.
+    cleared = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with listening("lightning_flops", level=logging.WARNING) as said, cleared as folder:
         os.chdir(folder)
         try:
             with wire:

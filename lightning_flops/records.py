@@ -457,7 +457,7 @@ class BatchTokens(NamedTuple):
 
     def plus(self, *others: BatchTokens | None) -> BatchTokens:
         """All of them together; None is a batch that does not show its tokens."""
-        if self is UNKNOWN_TOKENS or None in others or UNKNOWN_TOKENS in others:
+        if None in others:
             return UNKNOWN_TOKENS
         columns = zip(self, *others, strict=True)
         return BatchTokens._make([None if None in column else sum(filter(None, column)) for column in columns])

@@ -534,6 +534,41 @@ MUTATIONS = (
         "_FORWARD",
         "analysis/test_trace_modules.py",
     ),
+    # the package's own modules
+    Mutation("records.py", "None if None in column else sum(", "sum(", "measure/test_tokens.py"),
+    Mutation("records.py", '"" if name == _ROOT else name', "name", "analysis/test_trace_modules.py"),
+    Mutation("pytorch.py", 'not on <= {"cpu"}', '"cuda" in on', "measure/test_predicted_memory.py"),
+    Mutation("pytorch.py", "initial_step=initial_step or 0", "initial_step=0", "loops/test_outputs.py"),
+    Mutation(
+        "lightning.py",
+        'if trainer.state.fn == "validate":\n            self._finish()',
+        "self._finish()",
+        "lightning/test_loops.py",
+    ),
+    Mutation(
+        "lightning.py",
+        "not self._for_any_trainer or block_of(trainer) is not None",
+        "True",
+        "deepspeed/test_parallel.py",
+    ),
+    Mutation(
+        "transformers.py",
+        "super()._end_run()\n        self._has_begun = False",
+        "super()._end_run()",
+        "transformers/test_trainer_callback.py",
+    ),
+    Mutation("units.py", "(-item[1], item[0])", "(item[1], item[0])", "test_units.py"),
+    Mutation(
+        "tensorboard.py",
+        "windows.sort(key=lambda window: window.profile_step)",
+        "windows.reverse()",
+        "page/test_tensorboard_tab.py",
+    ),
+    Mutation("signals.py", "if one in self._todo:", "if True:", "run/test_undo.py"),
+    Mutation(
+        "signals.py", "if numbers and any(one is interrupted for one in given):", "if numbers:", "run/test_undo.py"
+    ),
+    Mutation("signals.py", "f_locals.values())[:3]", "f_locals.values())[:2]", "run/test_undo.py"),
     # adapters
     Mutation(
         "adapters/transformers.py",

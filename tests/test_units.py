@@ -9,6 +9,7 @@ import pytest
 
 from lightning_flops import ConfigError, Profile, ProfilerConfig
 from lightning_flops.units import (
+    bytes_by_dtype,
     duration,
     package_logger,
     percent,
@@ -48,6 +49,11 @@ def test_plain_number_has_its_thousands_apart_and_ints_in_full() -> None:
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
 def test_what_is_not_known_is_not_available(value: float | None) -> None:
     assert [si(value, "FLOPS"), duration(value), percent(value), plain(value)] == ["n/a"] * 4
+
+
+def test_of_several_dtypes_the_one_with_most_bytes_is_first_and_of_equal_ones_the_first_by_name() -> None:
+    sizes = {"int8": 8_000, "bfloat16": 8_000, "float32": 408_000}
+    assert bytes_by_dtype(sizes) == "408 KB of float32, 8 KB of bfloat16, 8 KB of int8"
 
 
 def test_numbers_that_follow_one_another_are_drawn_together() -> None:

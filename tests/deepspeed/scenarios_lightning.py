@@ -7,6 +7,7 @@ import copy
 import logging
 import os
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -108,6 +109,10 @@ def only(found: SimpleNamespace) -> Profile:
     return profile
 
 
+def reports() -> list[str]:
+    return [str(path) for path in Path().rglob("profile.json")]
+
+
 def rank() -> int:
     return int(os.environ["RANK"])
 
@@ -188,9 +193,12 @@ def what_is_wrong_in_a_block_is_said_and_training_is_as_without_us() -> None:
 @scenario()
 def by_the_environment_the_block_is_served_without_any_code() -> None:
     with patch.dict(os.environ, {"LIGHTNING_FLOPS": "1"}):
-        found, without = fit(block=dict(BLOCK)), fit(block=None)
+        without, unasked = fit(block=None), reports()
+        found, asked = fit(block=dict(BLOCK)), reports()
         own = fit(FlopsProfilerCallback(profile_step=1), block=dict(BLOCK))
     profile = only(found)
+    # Who asks for a profile, as the block does, gets a folder for it.
+    assert (unasked, asked) == ([], ["lightning_flops/profile.json"] if rank() == 0 else [])
     assert (found.callbacks, profile.profile_step, len(profile.timed_steps)) == (1, 2, 2)
     assert (profile.flops.forward, profile.flops.backward) == (STEP.forward, STEP.backward)
     assert found.training == plain().training

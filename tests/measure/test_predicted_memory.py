@@ -184,6 +184,16 @@ def test_a_model_on_meta_is_predicted_as_the_real_one() -> None:
     assert predictions[0].at_peak == predictions[1].at_peak
 
 
+def test_without_a_device_a_model_is_predicted_where_it_lies_and_on_a_gpu_if_it_lies_nowhere() -> None:
+    def peak(where: str, device: Any) -> int:
+        with torch.device(where):
+            model = mlp()
+            return predict_memory(model, rows(256, 4), LOOP(model), device=device).peak_bytes
+
+    assert peak("cpu", None) == peak("cpu", "cpu") != peak("cpu", "cuda")
+    assert peak("meta", None) == peak("meta", "cuda")
+
+
 def test_a_recurrent_model_on_meta_is_predicted_as_the_real_one() -> None:
     predictions = []
     for device in ("cpu", "meta"):

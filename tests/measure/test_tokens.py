@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_flops.measure.batches import OnDeviceError, TokenReader, tokens_in
-from lightning_flops.records import BatchTokens
+from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens
 
 IDS = torch.arange(3, 15).reshape(3, 4)
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 1, 1]])
@@ -104,6 +104,13 @@ def test_batches_of_several_loaders_are_added_up(batch: Any) -> None:
 def test_a_part_that_does_not_tell_its_tokens_leaves_those_of_all_unknown() -> None:
     assert tokens_in((PADDED, {"input_ids": torch.zeros(3, 4, 5)})) is None
     assert tokens_in((PADDED, {"pixels": torch.zeros(3, 4, 5)})) == BatchTokens(12, 9, 29)
+
+
+def test_what_is_not_known_of_one_batch_is_not_known_of_all_together() -> None:
+    known, shapes_alone = BatchTokens(12, 9, 29), BatchTokens(5, None, None)
+    assert known.plus(known, known) == BatchTokens(36, 27, 87)
+    assert known.plus(shapes_alone) == shapes_alone.plus(known) == BatchTokens(17, None, None)
+    assert known.plus(None, known) == UNKNOWN_TOKENS == UNKNOWN_TOKENS.plus(known) == known.plus(UNKNOWN_TOKENS)
 
 
 def test_a_device_is_never_waited_for() -> None:

@@ -125,19 +125,43 @@ def test_no_line_of_a_parts_end_keeps_what_follows_from_being_counted(
     assert at > 10
 
 
-@pytest.mark.parametrize("error", [TimeoutError("too late"), OSError("closed")])
-def test_what_a_signal_handler_raises_is_not_taken_for_a_failure_that_stays(error: OSError) -> None:
-    def handler(number: int, frame: FrameType | None) -> None:
-        raise error
+def _fails_with(number: int, error: Exception) -> None:
+    raise error
 
-    before = signal.signal(signal.SIGALRM, handler)
+
+class _Handlers:
+    """Signal handlers as people write them."""
+
+    def __init__(self, error: OSError) -> None:
+        self.error = error
+
+    def method(self, number: int, frame: FrameType | None) -> None:
+        raise self.error
+
+    def of_any_arguments(self, *args: Any) -> None:
+        raise self.error
+
+    @property
+    def function(self) -> Callable[[int, FrameType | None], None]:
+        def handler(number: int, frame: FrameType | None) -> None:
+            raise self.error
+
+        return handler
+
+
+@pytest.mark.parametrize("how", ["function", "method", "of_any_arguments"])
+@pytest.mark.parametrize("kind", [TimeoutError, OSError])
+def test_what_a_signal_handler_raises_is_not_taken_for_a_failure_that_stays(kind: type[OSError], how: str) -> None:
+    before = signal.signal(signal.SIGALRM, getattr(_Handlers(kind("too late")), how))
     try:
-        with pytest.raises(type(error), match=str(error)), Quiet(Exception):
+        with pytest.raises(kind, match="too late"), Quiet(Exception):
             signal.raise_signal(signal.SIGALRM)
     finally:
         signal.signal(signal.SIGALRM, before)
     with Quiet(OSError):
-        raise type(error)("of ours")
+        raise kind("of ours")
+    with Quiet(OSError):
+        _fails_with(int(signal.SIGALRM), kind("of ours, where a number is that of a signal"))
     with pytest.raises(ValueError, match="other"), Quiet(OSError):
         raise ValueError("other")
 
@@ -196,6 +220,26 @@ def test_no_line_of_the_end_of_counting_leaves_anything_on_torch() -> None:
     elsewhere.start()
     elsewhere.join(60)
     assert not elsewhere.is_alive(), "what was interrupted holds a lock that every counter of this process needs"
+
+
+def test_a_signal_handler_may_close_what_is_being_closed() -> None:
+    called = list[str]()
+
+    def first() -> None:
+        called.append("first")
+        if len(called) == 1:
+            signal.raise_signal(signal.SIGALRM)
+
+    undo = Undo()
+    undo.callback(called.append, "last")
+    undo.callback(first)
+    before = signal.signal(signal.SIGALRM, lambda number, frame: undo.close())
+    try:
+        undo.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert called == ["first", "first", "last"]
+    assert not undo
 
 
 def test_an_undo_that_fails_keeps_no_other_from_running() -> None:

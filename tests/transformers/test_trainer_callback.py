@@ -146,3 +146,14 @@ def test_pickles_and_copies_have_the_settings_and_the_result(tmp_path: Path) -> 
     assert pickle.loads(pickle.dumps(callback)).profile == callback.profile
     new_net_trainer(tmp_path, again).train()
     assert only_profile(again) is not callback.profile
+
+
+def test_each_training_of_a_trainer_is_profiled_and_has_its_own_profile(tmp_path: Path) -> None:
+    callback = profiler()
+    trainer = new_net_trainer(tmp_path, callback)
+    trainer.train()
+    first = only_profile(callback)
+    trainer.train()
+    second = only_profile(callback)
+    assert second is not first
+    assert second.flops == first.flops
