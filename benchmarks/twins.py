@@ -85,7 +85,8 @@ def planted(runs: int, folder: Path) -> Iterator[list[str]]:
         told = next((one for one in words if one.startswith(_NAMES[:2])), "")
         right = set_up in " ".join(words) and (f" {part} " in told)
         starved = "starved" if comparison.a.starved or comparison.b.starved else ""
-        yield [name, set_up or "–", part, "named" if right else starved or "missed", " ".join(words[1:4])]
+        printed = [one for one in words[1:] if not one.startswith("Starved in ")]
+        yield [name, set_up or "–", part, "named" if right else starved or "missed", " ".join(printed[:3])]
 
 
 def page(runs: int, folder: Path) -> list[str]:

@@ -151,9 +151,7 @@ def _of_profile(profile: Profile, source: str) -> _Profiled:
         steps=steps,
         parts=parts,
         figures={
-            name: Figure(
-                cast("float | None", value), (dict.fromkeys(WALL, wall) | of_steps).get(name), why.get(name, "")
-            )
+            name: Figure(cast("float | None", value), of_steps.get(name), why.get(name, ""))
             for name, value in profile.summary().items()
             if name != "advice"
         },
@@ -344,7 +342,7 @@ def _of_traces(analyzed: Sequence[AnalyzedTrace], source: str, parts: Mapping[st
     return Run(
         source=source,
         about=", ".join([", ".join(names) or "no device", *([f"{plain(ranks)} ranks"] if ranks > 1 else []), marks]),
-        unit="traced step",
+        unit="traced step" if reports[0].step_times.marked else "step that is the whole trace",
         steps=steps,
         parts={(name,): (float(sec.mean()), sec) for name, sec in seconds.items()},
         figures=_figures_of_traces(reports),

@@ -79,14 +79,15 @@ def comparison_headline(comparison: Comparison) -> str:
         by_noise += f", but two starts of one program may differ by {comparison.starts_share:.0%} more"
         by_noise += f": {', '.join(others)}" if others else ""
     ends = " to ".join(_signed(step.difference_ns + one) for one in (-noise, noise))
-    by = f"by {comparison.a.runs} and {comparison.b.runs} runs" if comparison.has_several_runs else "by one run a side"
+    runs = comparison.a.runs, comparison.b.runs
+    by = "by one run a side" if runs == (1, 1) else "by {} and {} runs".format(*runs)
     return f"{words}, {by_noise} ({CONFIDENCE:.0%}: {ends}, {by})."
 
 
 def _next_command(comparison: Comparison) -> str:
     """What decides a comparison that one run a side leaves open; empty where nothing is open, or it cannot help."""
     a, b, noise = comparison.a, comparison.b, comparison.step.noise_ns
-    is_open = comparison.kind == "profiles" and not (comparison.has_several_runs or comparison.is_told)
+    is_open = comparison.kind == "profiles" and a.runs == b.runs == 1 and not comparison.is_told
     if noise is None or not is_open or comparison.starved or (a.source, b.source) == ("A", "B"):
         return ""  # profiles that a program compares have no files
     command = shlex.join(["lightning-flops", "compare", a.source, "A2", "--", b.source, "B2"])
@@ -174,7 +175,7 @@ def _most_of_it(comparison: Comparison, named: Sequence[TimeDifference]) -> str:
 
 
 def _what_to_do(comparison: Comparison, named: Sequence[TimeDifference]) -> str:
-    """What a person does about time that no other count of FLOPs or bytes explains."""
+    """What a person does about time that no count of FLOPs or bytes explains."""
     rows = named or [comparison.step] if comparison.is_told else []
     names = [_name(one) for one in rows if _cause(one).endswith("efficiency")]
     first = "set both up alike and run them again; if it stays, " if _set_up(comparison.settings) else ""
@@ -182,7 +183,8 @@ def _what_to_do(comparison: Comparison, named: Sequence[TimeDifference]) -> str:
         "compare traces of both (trace_dir keeps them) for other kernels, dtypes and layouts; where these are alike, "
         "look at clocks and other programs"
     )
-    return f"FLOPs and bytes do not explain {', '.join(names)}: {first}{do}." if names else ""
+    of = ", ".join(names)
+    return f"Efficiency of {of} is time that the counted FLOPs and bytes do not explain: {first}{do}." if names else ""
 
 
 def _other_counts(comparison: Comparison, named: Sequence[TimeDifference]) -> str:
@@ -249,10 +251,10 @@ def _cause(row: TimeDifference) -> str:
 
 
 def _why(row: TimeDifference) -> str:
-    """The cause of a difference, and of other work how much more it is."""
-    cause = _cause(row)
-    if cause.endswith("work") and isinstance(row, ModuleDifference) and row.a and row.b:
-        cause += f": {_counts(row)}"
+    """The cause of a difference, and of a module in both runs how much more it computes or moves."""
+    cause, counts = _cause(row), _counts(row) if isinstance(row, ModuleDifference) and row.a and row.b else ""
+    if counts:
+        cause += f": {counts}" if cause.endswith("work") else f", with {counts}"
     return f"({cause})" if cause else ""
 
 

@@ -117,7 +117,8 @@ class FigureDifference:
 class ComparedRun:
     """One of the two sides: a run, or several runs of the same program."""
 
-    source: str  #: File, folder or URL it was read from, or ``A`` and ``B``; of several runs the first.
+    #: File, folder or URL it was read from, or ``A`` and ``B``; of several runs the first, and how many more.
+    source: str
     runs: int = 1  #: How many runs the times are means of; from two on each side noise is that between runs.
     about: str  #: Its model, device, ranks and steps, in words.
     #: What was measured if it had too little processor time, so that its times say little; empty if it had enough.

@@ -225,6 +225,9 @@ def test_of_several_runs_a_side_noise_is_that_between_the_runs() -> None:
     assert ratio.ratio == pytest.approx(25 / 22) and ratio.ends is not None and ratio.ends[0] > 1.1
     assert judge(slow, "global_step_sec > 1.1")[0] == "holds"
     assert judge(comparison, "global_step_sec > 1")[0] == "does not hold"
+    # One run against several has no noise between runs, and no command of one file a side decides it.
+    text = " ".join(str(compare_profiles(run(), runs(5.5, 5.5, 5.5))).split())
+    assert "by 1 and 3 runs). A: A (" in text and "may differ by 5% more" in text
     # Few steps say nothing of their spread, but means of runs do.
     few = [run(straying=(0.01, -0.01)), run(straying=(0.02, -0.02))]
     assert not any("what is noise is not known" in note for note in against_many(few, few).notes)
@@ -257,7 +260,8 @@ def test_a_starved_run_among_several_is_named_with_what_to_do() -> None:
 def test_what_flops_and_bytes_do_not_explain_comes_with_what_to_do() -> None:
     def advice(a: Profile, b: Profile) -> str:
         text = " ".join(str(compare_profiles(a, b)).split())
-        return text.partition("FLOPs and bytes do not explain ")[2].partition(" A: A (")[0]
+        name, said, do = text.partition(" is time that the counted FLOPs and bytes do not explain: ")
+        return f"{name.rpartition('Efficiency of ')[2]}: {do.partition(' A: A (')[0]}" if said else ""
 
     do = "compare traces of both (trace_dir keeps them) for other kernels, dtypes and layouts; where these are alike, "
     do += "look at clocks and other programs."
@@ -267,6 +271,12 @@ def test_what_flops_and_bytes_do_not_explain_comes_with_what_to_do() -> None:
         for one, how in ((run(), "fused"), (run(mean_ms={"optimizer": 6}), "foreach"))
     )
     assert advice(a, b) == f"optimizer: set both up alike and run them again; if it stays, {do}"
+    # Twice the FLOPs of fc1 in five times its time: they explain some of it, and stand beside what they do not.
+    cells = [replace(one, flops=2 * one.flops) if one.module == "fc1" else one for one in CELLS]
+    ms = {"mean_ms": {"forward": 13, "backward": 22}, "forward_ms": {"fc1": 10}, "backward_ms": {"fc1": 15}}
+    both = run(cells=cells, **ms)
+    assert advice(run(), both) == f"fc1: {do}"
+    assert "Most of it: fc1 +20 ms (worse efficiency, with +800 MFLOPs).\n" in str(compare_profiles(run(), both))
     # Other work, waiting, and what may be chance have none.
     starved = run(mean_ms={"optimizer": 6}, processor=compared.processor(8, lost=0.5))
     assert [advice(run(), one) for one in (compared.wider(), compared.slow_loader(), run(), starved)] == [""] * 4

@@ -122,6 +122,9 @@ def test_without_marks_traces_are_compared_as_a_whole() -> None:
     assert (comparison.step.name, comparison.a.about) == ("whole trace", "NVIDIA A100-SXM4-80GB, no marks of steps")
     assert times(table(comparison, "kernels")["gemm"]) == (80 * US, 160 * US, 80 * US)
     assert "each is compared as a whole" in comparison.notes[0]
+    assert comparison.notes[1].startswith(
+        "A and B: what is noise is not known: it has 1 step that is the whole trace, "
+    )
     with pytest.raises(
         ComparisonError, match=r"^the steps cannot be compared: bare has no marks of steps, .* whole has 4"
     ):
