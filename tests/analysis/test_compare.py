@@ -273,8 +273,8 @@ def test_what_flops_and_bytes_do_not_explain_comes_with_what_to_do() -> None:
     assert advice(a, b) == f"optimizer: set both up alike and run them again; if it stays, {do}"
     # Twice the FLOPs of fc1 in five times its time: they explain some of it, and stand beside what they do not.
     cells = [replace(one, flops=2 * one.flops) if one.module == "fc1" else one for one in CELLS]
-    ms = {"mean_ms": {"forward": 13, "backward": 22}, "forward_ms": {"fc1": 10}, "backward_ms": {"fc1": 15}}
-    both = run(cells=cells, **ms)
+    mean_ms = {"forward": 13, "backward": 22}
+    both = run(cells=cells, mean_ms=mean_ms, forward_ms={"fc1": 10}, backward_ms={"fc1": 15})
     assert advice(run(), both) == f"fc1: {do}"
     assert "Most of it: fc1 +20 ms (worse efficiency, with +800 MFLOPs).\n" in str(compare_profiles(run(), both))
     # Other work, waiting, and what may be chance have none.
