@@ -73,7 +73,7 @@ def build_profile(
     *times* of modules stand in for the traced step's, where hooks took them.
     """
     context, counts, cells = window.context, FlopCounts(window.flops), window.flops.cells
-    timed, longer = timed_steps(window)
+    timed, longer, whole_sec = timed_steps(window)
     predicted, flops_of = _predicted(window, timed)
     spent = _spent_by_step(window, predicted)
     flops = _step_flops(spent, forwards=2 + Fraction(config.recompute_fwd_factor) if context.trains else Fraction(0))
@@ -84,7 +84,7 @@ def build_profile(
         trains=context.trains,
         processor=window.processor,
         longer=longer,
-        whole_steps=len(window.plain_steps_sec) if longer != 1 else 0,
+        whole_sec=whole_sec,
     )
     peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
     steps = timed or window.counted_steps

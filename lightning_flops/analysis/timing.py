@@ -20,6 +20,8 @@ from itertools import accumulate
 from statistics import fmean
 from typing import get_args
 
+import numpy as np
+
 from lightning_flops.records import PhaseSeconds, ProcessorLoss, StepRecord, TimePhase, WindowRecord
 from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, Stalls, TimingProfile
 from lightning_flops.schema.trace import PartFilling, TracedStep
@@ -31,26 +33,35 @@ _LEAST_PLAIN = 4  # from fewer steps no typical one is known
 _LONGEST_SEC = 1e9  # thirty years: no step takes longer
 
 
-def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float]:
-    """The steps of *window* whose times are possible, and how many times as long as a plain step one took.
+def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float, list[float]]:
+    """The steps of *window* whose times are possible, how many times as long as a plain one they took, and plain ones.
 
     No part is negative or absurd, and their sum is above zero. Marks cost time, on a host-bound GPU above all. So the
-    typical step is one of those between two stamps alone, and each time of the others is scaled to it.
+    typical step is one of those between two stamps alone, and each time of the others is scaled to it. Too few plain
+    ones are none.
     """
     found = [(step, asdict(step.seconds)) for step in window.timed_steps if step.seconds is not None]
     timed = [(step, of) for step, of in found if sum(of.values()) > 0 and all(map(_is_duration, of.values()))]
     plain = [seconds for seconds in window.plain_steps_sec if 0 < seconds <= _LONGEST_SEC]
-    longer = 1.0
-    if timed and len(plain) >= _LEAST_PLAIN:
-        longer = _typical([sum(of.values()) for _, of in timed]) / _typical(plain)
-    return [
-        replace(
-            step,
-            seconds=PhaseSeconds(**{name: spent / longer for name, spent in of.items()}),
-            reader_sec=None if step.reader_sec is None else step.reader_sec / longer,
-        )
-        for step, of in timed
-    ], longer
+    if not timed or len(plain) < _LEAST_PLAIN:
+        return [step for step, _ in timed], 1.0, []
+    longer = _typical([sum(of.values()) for _, of in timed]) / _typical(plain)
+    return [_times_as_long(step, 1 / longer) for step, _ in timed], longer, plain
+
+
+def _times_as_long(step: StepRecord, factor: float) -> StepRecord:
+    """*step*, each time of which is multiplied."""
+    seconds = {name: spent * factor for name, spent in asdict(step.seconds or PhaseSeconds()).items()}
+    reader_sec = None if step.reader_sec is None else step.reader_sec * factor
+    return replace(step, seconds=PhaseSeconds(**seconds), reader_sec=reader_sec)
+
+
+def _as_whole_ones(steps: Sequence[StepRecord], whole_sec: Sequence[float]) -> list[StepRecord]:
+    """Each of *steps* is as long as the one of *whole_sec* that has its place by length, all its parts alike."""
+    wall = np.array([one.seconds.total for one in steps if one.seconds is not None])
+    places = (wall.argsort().argsort() + 0.5) / len(wall)
+    as_long = np.quantile(whole_sec, places, method="hazen")
+    return [_times_as_long(step, factor) for step, factor in zip(steps, (as_long / wall).tolist(), strict=True)]
 
 
 def _typical(times: Sequence[float]) -> float:
@@ -64,39 +75,34 @@ def build_timing(
     trains: bool = True,
     processor: ProcessorLoss | None = None,
     longer: float = 1.0,
-    whole_steps: int = 0,
+    whole_sec: Sequence[float] = (),
 ) -> TimingProfile | None:
     """Means and spread over *steps*, whose times are possible; None without any.
 
-    *steps* were so many times *longer*, as the *processor* knows them, and are scaled to *whole_steps* others. Of
-    *mixed_phases*, which cannot be separated, only the sum is given. Phases of training that took no time are not
-    there in a run that does not train.
+    *steps* were so many times *longer*, as the *processor* knows them. Those of *whole_sec* were timed as a whole: how
+    long steps are is of them, and how that is divided of *steps*, and where those stalled. Of *mixed_phases*, which
+    cannot be separated, only the sum is given. Phases of training that took no time are not there in a run that does
+    not train.
     """
-    seconds = [step.seconds for step in steps if step.seconds is not None]
-    if not seconds:
+    if not steps:
         return None
     mixed = tuple(phase for phase in _PHASES if phase in set(mixed_phases))
-    wall, middle = [one.total for one in seconds], middle_half([one.total for one in seconds])
-    parts = _parts(seconds, mixed, middle, trains=trains)
-    step = PartTiming(
-        phases=(),
-        mean_sec=math.fsum(part.mean_sec for part in parts),
-        typical_sec=math.fsum(part.typical_sec for part in parts),
-        steps_sec=tuple(wall),
-    )
+    stalls = _stalls(*_parts(steps, mixed, trains=trains))
+    steps = _as_whole_ones(steps, whole_sec) if whole_sec else steps
+    step, parts = _parts(steps, mixed, trains=trains)
     measured = processor or ProcessorLoss(seconds=0.0, batches_sec=(), waited_share=None)  # nothing is known
     readers = [one.reader_sec for one in steps if one.reader_sec is not None and _is_duration(one.reader_sec)]
     return TimingProfile(
-        stalls=_stalls(parts, step, middle),
+        stalls=stalls,
         parts=tuple(parts),
         global_step=step,
         # None: the wait was not timed apart, and so not by the host.
         reader_sec=fmean(readers) if len(readers) == len(steps) and "data_wait" not in mixed else None,
         excluded_sec=_excluded_sec(steps),
         excludes_in_each=all(any(one.excluded_sec.values()) for one in steps),
-        whole_steps=whole_steps,
+        whole_steps=len(whole_sec),
         longer=longer,
-        processor_steps_sec=_by_step([spent / longer for spent in measured.batches_sec], len(seconds)),
+        processor_steps_sec=_by_step([spent / longer for spent in measured.batches_sec], len(steps)),
         starved_share=measured.waited_share,
         cpu_system_ratio=measured.busy_share,
         heat_limited_share=measured.heat_share,
@@ -104,17 +110,27 @@ def build_timing(
 
 
 def _parts(
-    seconds: Sequence[PhaseSeconds], mixed: tuple[TimePhase, ...], middle: Sequence[int], *, trains: bool
-) -> list[PartTiming]:
-    """The parts of each step, *mixed* phases together, without phases that such a run does not have."""
+    steps: Sequence[StepRecord], mixed: tuple[TimePhase, ...], *, trains: bool
+) -> tuple[PartTiming, list[PartTiming]]:
+    """A step and its parts, *mixed* phases together, without phases that such a run does not have."""
+    seconds = [one.seconds for one in steps if one.seconds is not None]
+    wall = tuple(one.total for one in seconds)
+    middle = middle_half(wall)
     rare = {(phase,) for phase in (("bubble",) if trains else _OF_TRAINING)}  # only pipelines have a bubble
     each = dict.fromkeys(mixed if phase in mixed else (phase,) for phase in _PHASES)
     times = {of: tuple(math.fsum(getattr(one, phase) for phase in of) for one in seconds) for of in each}
-    return [
+    parts = [
         PartTiming(phases=of, mean_sec=fmean(sec), typical_sec=fmean([sec[place] for place in middle]), steps_sec=sec)
         for of, sec in times.items()
         if of not in rare or any(sec)
     ]
+    whole = PartTiming(
+        phases=(),
+        mean_sec=math.fsum(part.mean_sec for part in parts),
+        typical_sec=math.fsum(part.typical_sec for part in parts),
+        steps_sec=wall,
+    )
+    return whole, parts
 
 
 def _excluded_sec(steps: Iterable[StepRecord]) -> dict[str, float]:
@@ -136,7 +152,8 @@ def _by_step(batches_sec: Sequence[float], steps: int) -> tuple[float, ...]:
     return tuple(math.fsum(batches_sec[at : at + size]) for at in range(0, len(batches_sec), size))
 
 
-def _stalls(parts: Sequence[PartTiming], step: PartTiming, middle: Sequence[int]) -> Stalls | None:
+def _stalls(step: PartTiming, parts: Sequence[PartTiming]) -> Stalls | None:
+    middle = middle_half(step.steps_sec)
     stalled = [
         place
         for place in {*range(len(step.steps_sec))}.difference(middle)

@@ -79,6 +79,27 @@ def test_all_that_is_of_steps_timed_by_parts_is_scaled_to_those_timed_as_a_whole
     assert "as a whole" not in str(few) and "mean of 8: 5 s" in str(few)
 
 
+def test_how_long_steps_are_is_of_those_timed_as_a_whole_and_where_they_stalled_of_the_others() -> None:
+    """The loop's own clock saw whole steps of 2 s, and one of 12; by parts, marks made 2 s 2.5, and a wait one 5 s."""
+    usual, late = PhaseSeconds(data_wait=0.5, forward=2.0), PhaseSeconds(data_wait=3.0, forward=2.0)
+    window = replace(
+        windows.mlp_window(),
+        timed_steps=tuple(windows.step(at, seconds=late if at == 3 else usual) for at in range(8)),
+        plain_steps_sec=(2.0, 12.0, *(2.0,) * 6),
+    )
+    found = known(windows.build_profile(window, config=ProfilerConfig()).timing)
+    step = found.global_step
+    assert (step.mean_sec, step.typical_sec) == pytest.approx((26 / 8, 2))
+    assert (min(step.steps_sec), max(step.steps_sec)) == pytest.approx((2, 12))
+    assert step.steps_sec[3] == pytest.approx(12.0)
+    assert found.data_wait_sec == pytest.approx((7 * 0.4 + 0.6 * 12) / 8)  # of the late one its share there
+    assert found.seconds_of("data_wait", "forward") == pytest.approx(step.mean_sec)
+    assert found.stalls == Stalls(steps=1, seconds=pytest.approx(2.0), part="data wait")
+    uneven = replace(window, plain_steps_sec=(1.0, 2.0, 2.0, 3.0))
+    step = known(windows.build_profile(uneven, config=ProfilerConfig()).timing).global_step
+    assert (step.mean_sec, step.typical_sec) == pytest.approx((2, 2))
+
+
 def test_what_other_steps_took_beyond_a_typical_one_is_a_stall_by_the_part_with_most_of_it() -> None:
     usual = PhaseSeconds(data_wait=0.25, backward=0.75)
     late = PhaseSeconds(data_wait=0.5, backward=1.25)
