@@ -13,17 +13,17 @@ import lightning_flops
 
 PACKAGE = Path(lightning_flops.__file__).parent
 MOST_STATEMENTS = {
-    "(root)": 1_231,
-    "adapters": 2_098,
-    "analysis": 3_021,
-    "commands": 476,
-    "config": 287,
-    "measure": 4_545,
-    "report": 1_682,
-    "run": 1_270,
-    "schema": 970,
-    "sinks": 460,
-    "trace": 1_740,
+    "(root)": 1_223,
+    "adapters": 2_016,
+    "analysis": 2_924,
+    "commands": 466,
+    "config": 284,
+    "measure": 4_550,
+    "report": 1_642,
+    "run": 1_264,
+    "schema": 972,
+    "sinks": 458,
+    "trace": 1_738,
 }
 MOST_LINES_OF_A_FILE = 500
 
@@ -41,7 +41,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 17_780
+    assert sum(MOST_STATEMENTS.values()) <= 17_537
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:
