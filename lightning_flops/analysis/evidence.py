@@ -37,6 +37,7 @@ _MANY_CALLS, _SHORT_CALL_SEC = 16, 0.002  # a module that a batch calls so often
 _MANY_OPERATORS = 64  # in one call of a module, without those of modules inside it: a loop of Python runs them
 _LEAST_OF_COMPUTE = 0.15  # a line of the user's around the model, where the model computes, is named above this share
 DATA_WAIT = "data wait"  # the part's name for people
+_TRAINERS = ("lightning.pytorch", "pytorch_lightning", "transformers")  # frameworks that run the loop themselves
 # What is left of a wait whose dataset hands over whole batches, at least and at most: a sampler and an iterator, and a
 # framework's fetcher. Plain loaders took 0.02 to 0.05 ms for batches of 8 to 64, those of Lightning and of transformers
 # 0.22 to 0.28 ms.
@@ -56,7 +57,7 @@ class Evidence:
     whose_loop: str = "the loop itself"  #: What runs between the parts of a step.
     fetch_sec: tuple[float, float] = FETCH_SEC  #: Of the wait for a batch, what is left at least and at most.
     compute_share: float | None = None  #: Forward and backward.
-    #: What lies between the parts and is no line of the user's or of a framework: there what a model made is freed.
+    #: In a loop of the user's on a CPU, what lies between the parts and is no line of it.
     between_share: float = 0.0
     kernel_share: float | None = None  #: Kernels that compute.
     device: DeviceAbilities = UNKNOWN_DEVICE
@@ -69,6 +70,7 @@ class Evidence:
     peaks: Mapping[str, float] = field(default_factory=dict)  #: FLOP/s of the device by dtype.
     matmul_share: float | None = None  #: Operators that multiply matrices.
     calls: Mapping[str, float] = field(default_factory=dict)  #: Of each module in a batch.
+    types: Mapping[str, str] = field(default_factory=dict)  #: The class of each module.
     reads_a_step: float = 0.0  #: How often a number is read from a tensor, as by ``.item()``.
     forwards_a_batch: float | None = None  #: Of the model.
     #: The user's lines that rules are about, by the names of the rules; the most time first.
@@ -86,6 +88,11 @@ class Evidence:
     def forward_rows(self) -> list[LineProfile]:
         """The user's lines in the forward, the most time first."""
         return [row for part, rows in self.rows.items() if "forward" in part for row in rows]
+
+    def lines_of(self, *modules: str) -> list[LineProfile]:
+        """The user's lines in the forward that stand in the classes of these *modules*, the most time first."""
+        types = {self.types.get(one) for one in modules}
+        return [row for row in self.forward_rows if row.function.rpartition(".")[0].rpartition(".")[2] in types]
 
     @property
     def data_wait_share(self) -> float:
@@ -111,6 +118,9 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
     evidence = _of_run(window, profile.timing, batches=sum(step.micro_steps for step in timed) / max(1, len(timed)))
     evidence = _of_counts(evidence, window, profile)
     evidence = _of_lines(evidence, profile.lines)
+    # What a model made is freed there by the host; no sample tells it from the work of a framework's loop.
+    if profile.lines and window.context.device_type == "cpu" and window.context.framework not in _TRAINERS:
+        evidence = replace(evidence, between_share=_between(evidence.parts, profile.lines.rows))
     traced = profile.traced
     if traced is None or traced.is_apart or evidence.step_sec is None:
         return evidence
@@ -182,6 +192,7 @@ def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Ev
         peaks=profile.peaks_flops_per_sec,
         tensors=profile.tensors,
         phases=profile.phases,
+        types={one.name: one.type_name for one in window.modules},
         calls={name: number / steps / max(1.0, evidence.batches) for name, number in window.flops.module_calls.items()},
         reads_a_step=reads / steps,
         forwards_a_batch=None if first is None else first.signature.forwards / max(1, first.micro_steps),
@@ -211,12 +222,11 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None) -> Evidence:
         shares={**evidence.shares, "line": around[0].share if around else None},
         causes=found,
         rows=by_part,
-        between_share=0.0 if lines is None else _between(evidence.parts, rows),
     )
 
 
 def _between(parts: Mapping[str, float], rows: Iterable[LineProfile]) -> float:
-    """The share of what lies between the parts and neither a line of the user's nor a framework's loop takes."""
+    """The share of what lies between the parts of a loop of the user's and no line of it takes."""
     between = {part: share for part, share in parts.items() if "other" in part}
     others = sum(row.share or 0.0 for row in rows if row.part in between and not (row.only_enters and row.file))
     return max(0.0, sum(between.values()) - others)
@@ -313,10 +323,14 @@ def _loop_sec(parent: str, called: Sequence[str], times: Mapping[str, ModuleTime
     around, calls = times.get(parent), min(evidence.calls[name] for name in called)
     if around is None or calls < _MANY_CALLS * evidence.calls.get(parent, math.inf):
         return 0.0
-    rows = evidence.forward_rows  # the first is where most of the forward is; without such lines all is the loop's
-    beside = [row.share or 0.0 for row in rows if row.in_module and row.function == rows[0].function]
-    at_line = ratio(part=beside[0], whole=sum(beside)) if beside else 1.0
-    line_sec = (at_line or 0.0) * around.forward_sec - sum(times[name].forward_sec for name in called)
+    beside = [row.share or 0.0 for row in evidence.lines_of(parent) if row.in_module]
+    at_line = ratio(part=beside[0], whole=sum(beside)) if beside else 1.0  # else all is the loop's
+    # Where lines of the user's are seen in the called modules, no line of the module around them has their time.
+    called_or_below = [one for one in evidence.types if not set(called).isdisjoint(with_those_above(one))]
+    if any(row.in_module for row in evidence.lines_of(*called_or_below)):
+        line_sec = (at_line or 0.0) * around.own_forward_sec
+    else:
+        line_sec = (at_line or 0.0) * around.forward_sec - sum(times[name].forward_sec for name in called)
     part = ratio(part=min(around.own_forward_sec, max(0.0, line_sec)), whole=around.own_forward_sec)
     return (part or 0.0) * _own_sec(around)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from lightning_flops.analysis.counts import pattern_of
+from lightning_flops.analysis.counts import parent_name, pattern_of
 from lightning_flops.analysis.evidence import Evidence, of_optimizer, saved_of_wait, share_of_wait, words_of_loader
 from lightning_flops.analysis.phases import rate, rate_of_rollout, scoring_gain
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
@@ -118,7 +118,8 @@ def _line(rule: str, evidence: Evidence) -> Mapping[str, str]:
 
 def _repeated_calls(evidence: Evidence) -> Mapping[str, str]:
     name = next(iter(evidence.modules.get("calls", ())), "")
-    line = "".join(f", most of it at {row.where}" for row in evidence.forward_rows[:1])
+    rows = evidence.lines_of(name, parent_name(name)) if name else evidence.forward_rows
+    line = "".join(f", most of it at {row.where}" for row in rows[:1])
     return {"module": name or "the model", "calls": plain(round(evidence.calls.get(name, 0.0))), "line": line}
 
 
@@ -154,7 +155,7 @@ RULES: tuple[Rule, ...] = (
         words=partial(_line, "line_in_module"),
         threshold="more than {limit}, where a call of a module runs 64 operators or more by itself",
         ceiling="what that module takes by itself in forward and backward, and its share of what the step does outside "
-        "of modules, data, optimizer and your lines",
+        "of modules, data, optimizer, your lines and a framework's loop",
         fact="{measured} of the step, the backward of what it makes with it, is in many short operations of {line}.",
         remedy="Do in one operator over all of them what a loop of Python does one by one, or compile the module with "
         "torch.compile.",
@@ -167,7 +168,7 @@ RULES: tuple[Rule, ...] = (
         remedy="Call it once with all of its inputs stacked into one tensor.",
         unless="where each call needs the result of the one before",
         ceiling="the time of that module, what the one around takes by itself at the line of its calls, and their "
-        "share of what the step does outside of modules, data, optimizer and your lines",
+        "share of what the step does outside of modules, data, optimizer, your lines and a framework's loop",
     ),
     Rule(
         name="unused_forward",

@@ -300,7 +300,7 @@ def without_advice(profile: Profile) -> str:
     rows = () if profile.lines is None else [row for row in profile.lines.rows if row.part == part.name and row.file]
     found = (
         "Nothing slow was found"
-        if profile.traced is not None and not profile.starved and not profile.unexplained
+        if at("traced.is_apart")(profile) is False and not profile.starved and not profile.unexplained
         else "No rule names a cause"
     )
     says = f"{found}: {part.name} takes {percent(part.typical_sec / timing.global_step.typical_sec)} of a step"

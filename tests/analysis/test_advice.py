@@ -748,30 +748,48 @@ def test_modules_are_called_many_times_a_batch_the_outermost_alone() -> None:
     assert "calls" not in generates.shares  # each token needs the one before
 
 
+NET, PROJ, OTHER = ({"in_module": True, "function": f"{name}.forward"} for name in ("make.Net", "Proj", "Other"))
+
+
 @pytest.mark.parametrize(
     ("calls", "lines", "share"),
     [
         (2, (), 0.7),  # no line is known: all of the 8 ms
         (4, (), 0.3),  # eight calls are no loop
-        (2, (("forward", 3, 0.3, {"in_module": True}),), 0.7),
+        (2, (("forward", 3, 0.3, NET),), 0.7),
         # Three quarters of its 14 ms are at the line of the calls: 10.5, of which these take 6.
-        (2, (("forward", 3, 0.3, {"in_module": True}), ("forward", 4, 0.1, {"in_module": True})), 0.525),
-        (2, (("forward", 3, 0.1, {"in_module": True}), ("forward", 4, 0.3, {})), 0.7),  # a line around the model
+        (2, (("forward", 3, 0.3, NET), ("forward", 4, 0.1, NET)), 0.525),
+        (2, (("forward", 3, 0.1, NET), ("forward", 4, 0.3, {})), 0.7),  # a line around the model
+        # Most of the forward is in another module, which says nothing of this one's lines.
+        (2, (("forward", 8, 0.6, OTHER), ("forward", 9, 0.6, OTHER), ("forward", 3, 0.3, NET)), 0.7),
+        # The user has written the called module: three quarters of the 8 ms around it are at the line of its calls.
+        (
+            2,
+            (
+                ("forward", 8, 0.6, PROJ),
+                ("forward", 9, 0.6, PROJ),
+                *(("forward", 3, 0.3, NET), ("forward", 4, 0.1, NET)),
+            ),
+            0.6,
+        ),
     ],
 )
 def test_the_loop_around_many_calls_goes_with_them_as_far_as_it_is_of_their_line(
     calls: int, lines: Any, share: float
 ) -> None:
     # Of 20 ms the calls take 6, and the module around them 8 by itself.
-    found = of_modules(
-        (cell("net.proj", "forward", 100),),
-        calls={"net": calls, "net.proj": 32},
+    ran = {"cells": (cell("net.proj", "forward", 100),), "module_calls": {"net": calls, "net.proj": 32}}
+    found = gathered(
+        flops=replace(windows.mlp_window().flops, **ran),
+        modules=(ModuleRecord(name="net", type_name="Net"), ModuleRecord(name="net.proj", type_name="Proj")),
         times={"net": 8.0, "net.proj": 6.0},
-        unused={},
+        traced=TRACED,
         lines=of_lines(sampled(*lines)) if lines else None,
     )
     assert found.modules["calls"] == ["net.proj"]
     assert found.shares["calls"] == pytest.approx(share)
+    (advice,) = (one for one in advise(found, ADVICE_THRESHOLDS) if one.rule == "calls")
+    assert "Other" not in advice.fact and ("most of it at" in advice.fact) == bool(lines)
 
 
 @pytest.mark.parametrize(
@@ -789,11 +807,16 @@ def test_what_is_freed_between_the_parts_is_the_modules_by_their_share(lines: An
     timed = tuple(windows.step(at, seconds=seconds) for at in range(8))
     whole, timing = windows.mlp_window(), build_timing(timed, mixed_phases=())
     cells = (replace(cell("", "forward", 100), calls=16),)
-    window = replace(whole, timed_steps=timed, flops=replace(whole.flops, cells=cells, module_calls={"": 16}))
+    flops = replace(whole.flops, cells=cells, module_calls={"": 16})
+    context = replace(whole.context, framework="torch")
+    window = replace(whole, timed_steps=timed, context=context, flops=flops)
     samples = None if lines is None else build_lines(sampled(*lines), timing=timing, on_host=True)
     profile = replace(profile_of(window), lines=samples, traced=TRACED)
-    found = gather_evidence(window, with_times(profile, {"": 8.0}))
-    assert found.shares["calls"] == pytest.approx(12 / 20 + between)
+    profile = with_times(profile, {"": 8.0})
+    assert gather_evidence(window, profile).shares["calls"] == pytest.approx(12 / 20 + between)
+    for other in ({"framework": "lightning.pytorch"}, {"framework": "transformers"}, {"device_type": "cuda"}):
+        elsewhere = replace(window, context=replace(window.context, **other))  # where it is a trainer's, or the host's
+        assert gather_evidence(elsewhere, profile).shares["calls"] == pytest.approx(12 / 20)
 
 
 def test_forwards_are_unused_where_others_of_the_module_were_used() -> None:

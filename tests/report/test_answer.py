@@ -16,6 +16,7 @@ from lightning_flops.report.text import figures, render_text, summary, summary_l
 from lightning_flops.schema.plan import MemoryReport, ModuleMemory, PeakMoment
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Advice, LineProfile, LinesProfile, PhaseProfile
+from tests.analysis.in_memory import known
 from tests.golden_files import golden
 from tests.report import windows
 from tests.report.test_ranks_text import CASES as JOBS
@@ -83,7 +84,13 @@ def test_a_line_that_enters_the_framework_is_no_cause(framework: str, whose: str
 def test_nothing_is_slow_only_where_a_trace_shows_it_and_no_part_is_unexplained() -> None:
     profile = replace(PROFILES["gpu_trace"], advice=())
     assert without_advice(profile) == "Nothing slow was found: backward takes 50.0% of a step."
-    for other in ({"traced": None}, {"starved": "It waited. So."}, {"unexplained": "other takes 30.0% of the step."}):
+    apart = replace(known(profile.traced), is_apart=True)  # its modules were not looked at
+    for other in (
+        {"traced": None},
+        {"traced": apart},
+        {"starved": "It waited. So."},
+        {"unexplained": "other takes 30.0% of the step."},
+    ):
         assert without_advice(replace(profile, **other)) == "No rule names a cause: backward takes 50.0% of a step."
 
 
