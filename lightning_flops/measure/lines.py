@@ -117,12 +117,14 @@ def place_of(innermost: FrameType | None) -> Place | None:
     if any(owner == "ours" and (code.co_filename, code.co_name) != _PASSES_ON for code, _, owner in stack[:at]):
         return None
     called = next((code for code, _, owner in reversed(stack[:at]) if owner == "library"), None)
-    hooks = (
-        _name(one)
-        for (one, *_), (by, *_) in pairwise(stack)
-        if by.co_name in _CALL_HOOKS and one.co_name.startswith(_HOOKS)
+    hook = next(
+        (
+            _name(one)
+            for (one, *_), (by, *_) in pairwise(stack)
+            if by.co_name in _CALL_HOOKS and one.co_name.startswith(_HOOKS)
+        ),
+        "",
     )
-    hook = next(hooks, "")
     if at == len(stack):
         return Place("", 0, "", _callee(called), hook)
     code, line, _ = stack[at]
