@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning_flops.analysis.counts import grouped, parent_name, summed, with_those_above
 from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
-from lightning_flops.analysis.lines import Cause, causes
+from lightning_flops.analysis.lines import Cause, between, causes
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import timed_steps
 from lightning_flops.records import ROLLOUT, ModuleRecord, OperatorCell, RunFacts, WindowRecord
@@ -120,7 +120,7 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
     evidence = _of_lines(evidence, profile.lines)
     # What a model made is freed there by the host; no sample tells it from the work of a framework's loop.
     if profile.lines and window.context.device_type == "cpu" and window.context.framework not in _TRAINERS:
-        evidence = replace(evidence, between_share=_between(evidence.parts, profile.lines.rows))
+        evidence = replace(evidence, between_share=between(evidence.parts, profile.lines.rows))
     traced = profile.traced
     if traced is None or traced.is_apart or evidence.step_sec is None:
         return evidence
@@ -223,13 +223,6 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None) -> Evidence:
         causes=found,
         rows=by_part,
     )
-
-
-def _between(parts: Mapping[str, float], rows: Iterable[LineProfile]) -> float:
-    """The share of what lies between the parts of a loop of the user's and no line of it takes."""
-    between = {part: share for part, share in parts.items() if "other" in part}
-    others = sum(row.share or 0.0 for row in rows if row.part in between and not (row.only_enters and row.file))
-    return max(0.0, sum(between.values()) - others)
 
 
 def _of_breakdown(evidence: Evidence, budget: Budget, traced: TracedStep) -> Evidence:

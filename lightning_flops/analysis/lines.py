@@ -6,7 +6,7 @@ time is the device's and a sample is the host's, so there the time of the sample
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -110,3 +110,10 @@ def _whose(row: LineProfile) -> tuple[str, str, str, bool]:
 
 def _share(rows: Iterable[LineProfile]) -> float:
     return sum(row.share or 0.0 for row in rows)
+
+
+def between(parts: Mapping[str, float], rows: Iterable[LineProfile]) -> float:
+    """The share of what lies between the parts of a loop of the user's and no line of it takes."""
+    known = {part: share for part, share in parts.items() if "other" in part}
+    others = sum(row.share or 0.0 for row in rows if row.part in known and not (row.only_enters and row.file))
+    return max(0.0, sum(known.values()) - others)
