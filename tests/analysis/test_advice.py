@@ -778,9 +778,9 @@ def test_the_loop_around_many_calls_goes_with_them_as_far_as_it_is_of_their_line
     calls: int, lines: Any, share: float
 ) -> None:
     # Of 20 ms the calls take 6, and the module around them 8 by itself.
-    ran = {"cells": (cell("net.proj", "forward", 100),), "module_calls": {"net": calls, "net.proj": 32}}
+    cells, module_calls = (cell("net.proj", "forward", 100),), {"net": calls, "net.proj": 32}
     found = gathered(
-        flops=replace(windows.mlp_window().flops, **ran),
+        flops=replace(windows.mlp_window().flops, cells=cells, module_calls=module_calls),
         modules=(ModuleRecord(name="net", type_name="Net"), ModuleRecord(name="net.proj", type_name="Proj")),
         times={"net": 8.0, "net.proj": 6.0},
         traced=TRACED,
@@ -814,8 +814,10 @@ def test_what_is_freed_between_the_parts_is_the_modules_by_their_share(lines: An
     profile = replace(profile_of(window), lines=samples, traced=TRACED)
     profile = with_times(profile, {"": 8.0})
     assert gather_evidence(window, profile).shares["calls"] == pytest.approx(12 / 20 + between)
-    for other in ({"framework": "lightning.pytorch"}, {"framework": "transformers"}, {"device_type": "cuda"}):
-        elsewhere = replace(window, context=replace(window.context, **other))  # where it is a trainer's, or the host's
+    # Where the loop is a trainer's, and where the host's time is not the step's.
+    trainers = (replace(context, framework=one) for one in ("lightning.pytorch", "transformers"))
+    for other in (*trainers, replace(context, device_type="cuda")):
+        elsewhere = replace(window, context=other)
         assert gather_evidence(elsewhere, profile).shares["calls"] == pytest.approx(12 / 20)
 
 
