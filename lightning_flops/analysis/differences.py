@@ -225,16 +225,18 @@ def _identity(side: Sequence[Run]) -> ComparedRun:
     first, several, share = side[0], len(side) > 1, statistics.median(run.starved for run in side)
     of = f"the steps of {len(side)} runs were timed they were" if several else "its steps were timed it was"
     waited = f"for {percent(share)} of the time in which {of} ready to run and had to wait for a processor."
+    others = next((run.others for run in side if run.others), "")
+    which = "each" if len({run.about for run in side}) == 1 else "the first"
     slow = [f"{run.source} ({percent(run.starved)} of its time)" for run in side if run.starved > _STARVED]
     again = "Repeat such runs where nothing else runs" + (", or leave them out." if len(side) - len(slow) > 1 else ".")
     return ComparedRun(
         source=name_of(side),
         runs=len(side),
-        about=f"{plain(len(side))} runs, each {first.about}" if several else first.about,
+        about=f"{plain(len(side))} runs, {which} {first.about}" if several else first.about,
         starved=waited if share > _STARVED else "",
         starved_runs=f"{', '.join(slow)} had to wait for a processor. {again}" if several and slow else "",
-        starts_share=SHARED if first.others else STARTS,
-        others=first.others,
+        starts_share=SHARED if others else STARTS,
+        others=others,
     )
 
 

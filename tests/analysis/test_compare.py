@@ -19,7 +19,7 @@ from lightning_flops.analysis.rates import flops_per_byte, with_given_peaks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops
-from lightning_flops.schema.comparison import Cause, CausedDifference
+from lightning_flops.schema.comparison import SHARED, STARTS, Cause, CausedDifference
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
 from tests.analysis.test_trace_compare import named
@@ -228,6 +228,11 @@ def test_of_several_runs_a_side_noise_is_that_between_the_runs() -> None:
     # One run against several has no noise between runs, and no command of one file a side decides it.
     text = " ".join(str(compare_profiles(run(), runs(5.5, 5.5, 5.5))).split())
     assert "by 1 and 3 runs). A: A (" in text and "may differ by 5% more" in text
+    # Other programs beside one of the runs are beside the side.
+    busy = replace(compared.processor(8), busy_share=0.9)
+    beside = compare_profiles(run(), [run(), run(processor=busy)])
+    assert (beside.a.starts_share, beside.b.starts_share) == (STARTS, SHARED)
+    assert beside.b.others.startswith("other programs had")
     # Few steps say nothing of their spread, but means of runs do.
     few = [run(straying=(0.01, -0.01)), run(straying=(0.02, -0.02))]
     assert not any("what is noise is not known" in note for note in against_many(few, few).notes)

@@ -68,6 +68,9 @@ def test_a_small_difference_may_be_of_another_start_beside_other_programs() -> N
     # Means of 1.0 and 1.004 s beside 1.1 and 1.104: 9.92 (t of two degrees of freedom) · 0.002 · √2.
     assert known(of_runs.step.noise_ns) == pytest.approx(1e9 * 9.92 * 0.002 * math.sqrt(2), rel=1e-6)
     assert of_runs.is_told and (of_runs.a.source, of_runs.a.runs) == ("a and 1 more", 2)
+    assert of_runs.a.about == "2 runs, each 100 batches, without a profile"
+    other = compare_throughputs([steady(0.5, 0.5), uneven(1.0)], [uneven(1.0)], sources=(["a", "b"], ["c"]))
+    assert other.a.about == "2 runs, the first 100 batches, without a profile"
 
 
 def test_what_one_run_does_not_know_is_said_with_its_reason() -> None:
