@@ -258,6 +258,7 @@ class LoopAdapter(HearingAdapter):
         is_first = not computed or steps.ended is not None
         if steps.ended is not None or steps.away is not bool(run.between):
             self._follow()
+            self._is_same(given, grads=grads)  # notes it for the step that begins here
         if part == "outside":
             return
         if part == "micro-step":

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from lightning_flops.analysis.compare import compare_traces
+from lightning_flops.analysis.differences import judge
 from lightning_flops.analysis.trace_report import AnalyzedTrace, analyze_one
 from lightning_flops.errors import ComparisonError
 from lightning_flops.measure.counting.recorded_calls import recorded_work
@@ -26,6 +27,7 @@ from lightning_flops.schema.comparison import (
     TableName,
     TimeDifference,
 )
+from tests.analysis.in_memory import known
 from tests.analysis.trace_events import (
     A100,
     Event,
@@ -154,6 +156,11 @@ def test_utilization_of_the_devices_is_a_figure_without_noise() -> None:
     used = found["gpu_utilization"]
     assert [used.a, used.b] == pytest.approx([0.48, 0.68])
     assert used.ends is None and used.reason.startswith("single steps are not known")
+    (device,) = known(A.report.device_metrics)
+    idle = replace(A, report=replace(A.report, device_metrics=(replace(device, utilization=0.0),)))
+    unused = compare_traces([A], [idle])  # no kernel in any step
+    assert named(unused.figures)["gpu_utilization"].ends == (0, 0)
+    assert judge(unused, "gpu_utilization < 0.9")[0] == "holds"
     assert found["sm_efficiency"].reason.startswith("not known in A: the trace does not say")
 
 
