@@ -552,6 +552,12 @@ MUTATIONS = (
         "deepspeed/test_parallel.py",
     ),
     Mutation(
+        "deepspeed.py",
+        "if handle is not None and not handle._detached:",
+        "if handle is not None:",
+        "deepspeed/test_engine.py",
+    ),
+    Mutation(
         "transformers.py",
         "super()._end_run()\n        self._has_begun = False",
         "super()._end_run()",

@@ -100,6 +100,9 @@ def attach_refuses_what_it_cannot_profile_and_other_settings() -> None:
     assert "profiled already with other settings" in message(engine, {**BLOCK, "profile_step": 5})
     assert attach(engine) is first and attach(engine, {**BLOCK}) is first
     first.detach()
+    same = attach(engine, {**BLOCK})
+    assert same is not first
+    same.detach()
     second = attach(engine, {**BLOCK, "profile_step": 1})
     train(engine, STEPS)
     assert second is not first and first.profile is None
