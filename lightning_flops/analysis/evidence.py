@@ -17,7 +17,7 @@ from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, de
 from lightning_flops.analysis.lines import Cause, between, causes
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import timed_steps
-from lightning_flops.records import ROLLOUT, ModuleRecord, OperatorCell, RunFacts, WindowRecord
+from lightning_flops.records import ROLLOUT, ModuleRecord, OperatorCell, RunContext, RunFacts, WindowRecord
 from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Budget, LineProfile, LinesProfile, ModuleTimes, PhaseProfile, TimingProfile
@@ -117,10 +117,7 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
     timed = timed_steps(window)[0]
     evidence = _of_run(window, profile.timing, batches=sum(step.micro_steps for step in timed) / max(1, len(timed)))
     evidence = _of_counts(evidence, window, profile)
-    evidence = _of_lines(evidence, profile.lines)
-    # What a model made is freed there by the host; no sample tells it from the work of a framework's loop.
-    if profile.lines and window.context.device_type == "cpu" and window.context.framework not in _TRAINERS:
-        evidence = replace(evidence, between_share=between(evidence.parts, profile.lines.rows))
+    evidence = _of_lines(evidence, profile.lines, window.context)
     traced = profile.traced
     if traced is None or traced.is_apart or evidence.step_sec is None:
         return evidence
@@ -199,7 +196,7 @@ def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Ev
     )
 
 
-def _of_lines(evidence: Evidence, lines: LinesProfile | None) -> Evidence:
+def _of_lines(evidence: Evidence, lines: LinesProfile | None, context: RunContext) -> Evidence:
     """Which of the user's lines take time, in the parts of a step and inside of modules."""
     of_model = {part for part in evidence.parts if "forward" in part or "backward" in part}
 
@@ -222,6 +219,10 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None) -> Evidence:
         shares={**evidence.shares, "line": around[0].share if around else None},
         causes=found,
         rows=by_part,
+        # There the host frees what the model made. No sample tells that from the work of a framework's loop.
+        between_share=between(evidence.parts, rows)
+        if lines is not None and context.device_type == "cpu" and context.framework not in _TRAINERS
+        else 0.0,
     )
 
 
@@ -317,15 +318,11 @@ def _loop_sec(parent: str, called: Sequence[str], times: Mapping[str, ModuleTime
     if around is None or calls < _MANY_CALLS * evidence.calls.get(parent, math.inf):
         return 0.0
     beside = [row.share or 0.0 for row in evidence.lines_of(parent) if row.in_module]
-    at_line = ratio(part=beside[0], whole=sum(beside)) if beside else 1.0  # else all is the loop's
-    # Where lines of the user's are seen in the called modules, no line of the module around them has their time.
-    called_or_below = [one for one in evidence.types if not set(called).isdisjoint(with_those_above(one))]
-    if any(row.in_module for row in evidence.lines_of(*called_or_below)):
-        line_sec = (at_line or 0.0) * around.own_forward_sec
-    else:
-        line_sec = (at_line or 0.0) * around.forward_sec - sum(times[name].forward_sec for name in called)
-    part = ratio(part=min(around.own_forward_sec, max(0.0, line_sec)), whole=around.own_forward_sec)
-    return (part or 0.0) * _own_sec(around)
+    at_line = (ratio(part=beside[0], whole=sum(beside)) or 0.0) if beside else 1.0  # else all is the loop's
+    # A line has the time of the modules that it calls, but for those that the user has written: these have own lines.
+    line_sec = at_line * around.forward_sec - sum(times[name].forward_sec for name in called)
+    share = ratio(part=max(line_sec, at_line * around.own_forward_sec), whole=around.own_forward_sec)
+    return min(1.0, share or 0.0) * _own_sec(around)
 
 
 def _around_modules(times: Mapping[str, ModuleTimes], evidence: Evidence) -> float:

@@ -119,8 +119,11 @@ def _line(rule: str, evidence: Evidence) -> Mapping[str, str]:
 def _repeated_calls(evidence: Evidence) -> Mapping[str, str]:
     name = next(iter(evidence.modules.get("calls", ())), "")
     rows = evidence.lines_of(name, parent_name(name)) if name else evidence.forward_rows
-    line = "".join(f", most of it at {row.where}" for row in rows[:1])
-    return {"module": name or "the model", "calls": plain(round(evidence.calls.get(name, 0.0))), "line": line}
+    return {
+        "module": name or "the model",
+        "calls": plain(round(evidence.calls.get(name, 0.0))),
+        "line": "".join(f", most of it at {row.where}" for row in rows[:1]),
+    }
 
 
 def _some(names: Sequence[str]) -> str:

@@ -182,11 +182,14 @@ def join_analyses(
             parts = {one.rank or 0: one.parts for one in ordered}
             straggler = next(iter(find_stragglers_in_traces(parts, thresholds=thresholds)), None)
         else:
-            note = (
-                "No rank is named a straggler: not every trace has marks of steps, so what a rank did in one is not "
-                "known."
+            comparison = replace(
+                comparison,
+                notes=(
+                    "No rank is named a straggler: not every trace has marks of steps, so what a rank did in one is "
+                    "not known.",
+                    *comparison.notes,
+                ),
             )
-            comparison = replace(comparison, notes=(note, *comparison.notes))
     return TracesReport(
         traces=tuple(one.report for one in ordered),
         ranks=comparison,
