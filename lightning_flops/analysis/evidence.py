@@ -165,9 +165,8 @@ def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: floa
 
 def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Evidence:
     """What the counts of FLOPs and calls show."""
-    dtypes = profile.dtypes
-    cells, whole = window.flops.cells, sum(one.model for one in dtypes)
-    of_dtype = {one.dtype: ratio(part=one.model, whole=whole) for one in dtypes}
+    cells, whole = window.flops.cells, sum(one.model for one in profile.dtypes)
+    of_dtype = {one.dtype: ratio(part=one.model, whole=whole) for one in profile.dtypes}
     odd_share, odd_names = _misaligned(cells, window.modules, dtypes=evidence.device.tensor_core_dtypes)
     again = sum(one.flops for one in cells if one.phase == "recompute" and "attention" not in one.operator)
     reads = sum(one.calls for one in cells if one.operator == "aten._local_scalar_dense")
@@ -231,13 +230,13 @@ def _of_breakdown(evidence: Evidence, budget: Budget, traced: TracedStep) -> Evi
     ns = {key: time_ns or 0 for key, time_ns in budget.rows_ns.items()}
     matmul_ns = ns["model"] + ns["other_flops"] + ns["compute"]
     copies_ns = sum(one.copies_ns for one in (traced.filling or {}).values())
-    shares = {
-        "idle": ratio(part=max(0, ns["idle"] - copies_ns), whole=budget.wall_ns),
-        "other_operators": ratio(part=ns["operators"], whole=budget.wall_ns),
-    }
     return replace(
         evidence,
-        shares={**evidence.shares, **shares},
+        shares={
+            **evidence.shares,
+            "idle": ratio(part=max(0, ns["idle"] - copies_ns), whole=budget.wall_ns),
+            "other_operators": ratio(part=ns["operators"], whole=budget.wall_ns),
+        },
         kernel_share=ratio(part=matmul_ns + ns["operators"], whole=budget.wall_ns),
         matmul_share=ratio(part=matmul_ns, whole=budget.wall_ns),
     )
@@ -341,8 +340,8 @@ def _share_of_loop(
     rows = [row for of in evidence.rows.values() for row in of if row.in_module and row.function in functions]
     whole = sum(row.share or 0.0 for row in rows if not row.only_enters)
     part = ratio(part=found[0].share if found else None, whole=whole)
-    own_sec = math.fsum(loops_sec.values()) or None
-    return _product(ratio(part=own_sec, whole=evidence.step_sec), _product(part, _around_modules(times, evidence)))
+    own = ratio(part=math.fsum(loops_sec.values()) or None, whole=evidence.step_sec)
+    return _product(own, _product(part, _around_modules(times, evidence)))
 
 
 def _own_sec(times: ModuleTimes | None) -> float:
@@ -414,8 +413,11 @@ def of_optimizer(evidence: Evidence) -> Mapping[str, str]:
         else "one tensor at a time"
     )
     names = [*dict.fromkeys(one.type_name for one in single)]
-    does = f"updates {how} and takes" if len(names) == 1 else f"update {how} and take"
-    return {"names": " and ".join(names), "ways": ", or with ".join(ways), "does": does}
+    return {
+        "names": " and ".join(names),
+        "ways": ", or with ".join(ways),
+        "does": f"updates {how} and takes" if len(names) == 1 else f"update {how} and take",
+    }
 
 
 # A worker process hands a batch over in about a millisecond: no shorter wait is saved by one. That is its own work, at
@@ -439,8 +441,8 @@ def share_of_wait(rule: str, evidence: Evidence) -> float | None:
 
 def _without(fetch_sec: float, evidence: Evidence) -> float:
     """The wait's share of the step without what a fetch takes of it."""
-    fetch = ratio(part=fetch_sec * evidence.batches, whole=evidence.step_sec) or 0.0
-    return max(0.0, evidence.data_wait_share - fetch)
+    fetch = ratio(part=fetch_sec * evidence.batches, whole=evidence.step_sec)
+    return max(0.0, evidence.data_wait_share - (fetch or 0.0))
 
 
 def _more_workers(evidence: Evidence) -> int | None:
