@@ -336,13 +336,15 @@ def _of_traces(analyzed: Sequence[AnalyzedTrace], source: str, parts: Mapping[st
     reports = _of_one_run(analyzed, source)
     names = dict.fromkeys(one.name or "unknown device" for one in reports[0].device_metrics or ())
     ranks, steps = len(reports), len(reports[0].step_times.steps)
-    marks = f"{plain(steps)} {plural('step', steps)}" if reports[0].step_times.marked else "no marks of steps"
+    marks, unit = "no marks of steps", "step that is the whole trace"
+    if reports[0].step_times.marked:
+        marks, unit = f"{plain(steps)} {plural('step', steps)}", "traced step"
     seconds = {name: _ns(reports, field) / 1e9 for name, field in parts.items()}
     flops = [one.flops for one in reports if one.flops]
     return Run(
         source=source,
         about=", ".join([", ".join(names) or "no device", *([f"{plain(ranks)} ranks"] if ranks > 1 else []), marks]),
-        unit="traced step" if reports[0].step_times.marked else "step that is the whole trace",
+        unit=unit,
         steps=steps,
         parts={(name,): (float(sec.mean()), sec) for name, sec in seconds.items()},
         figures=_figures_of_traces(reports),
