@@ -208,7 +208,7 @@ class Steps:
         # Of several optimizers a step ends where a batch is fetched.
         if self.step.updates and (len(self._optimizers) == 1 or not known.feeders):
             self._end_if_complete()
-        step, same = self.step, same and self.ended is None  # the same as in the step that is over is new to this one
+        step, same = self.step, same & (self.ended is None)  # the same as in the step that is over is new to this one
         if not step.forwards and (self._waiting or not known.feeders):
             usual = known.usual_lookers
             known.usual_lookers = step.lookers if usual is None else usual & step.lookers

@@ -356,7 +356,8 @@ def _figure_difference(
         reason = "0 in A"
     else:
         ratio = b / a if a else 1.0
-        factor = noise_factor(steps_a, steps_b) if a and steps_a and steps_b else 1.0
+        # A mean of 0 is 0 in each step, whether these are known or not.
+        factor = noise_factor(steps_a, steps_b) if a and b and steps_a and steps_b else 1.0
         reason = "single steps are not known, or too few to say what is noise" if factor is None else ""
     return FigureDifference(name=name, a=a, b=b, ratio=ratio, noise_factor=factor, reason=reason)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -449,6 +450,27 @@ class SharpnessAware(torch.optim.Optimizer):
         torch._foreach_sub_(weights, up)
         self.inner.step()
         self.zero_grad()
+
+
+@pytest.mark.parametrize("forwards", [1, 2])
+@pytest.mark.parametrize("several", [False, True])
+def test_one_batch_for_ever_is_new_in_each_step_and_once_in_it(several: bool, forwards: int, tmp_path: Path) -> None:
+    """Of 60 steps on the same 4 rows some are traced, where a step ends as the next forward begins."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    optimizers = [torch.optim.SGD(one.parameters()) for one in (net if several else [net])]
+    rows = torch.randn(4, 3)
+    with profile_training(net, optimizers, profile_step=2, timing_steps=4, lines=False, log_dir=tmp_path) as profiler:
+        for _ in range(60):
+            torch.stack([net(rows).sum() for _ in range(forwards)]).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    summary, profile = throughput_of(profiler), profile_of(profiler)
+    assert [note for note in profile.notes if "samples/s" in note] == []
+    assert profile.context.micro_batch_size == 4
+    assert (summary.ips_unit, profile.traced is not None) == ("samples/s", True)
+    assert summary.ips is not None and summary.batch_cost_sec is not None
+    assert summary.ips.average * summary.batch_cost_sec.average == pytest.approx(4)
 
 
 @pytest.mark.parametrize("notified", [False, True])
