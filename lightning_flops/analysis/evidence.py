@@ -218,7 +218,7 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None, context: RunContex
         shares={**evidence.shares, "line": around[0].share if around else None},
         causes=found,
         rows=by_part,
-        # There the host frees what the model made. No sample tells that from the work of a framework's loop.
+        # There the host frees what the model made. No sample separates that from the work of a framework's loop.
         between_share=between(evidence.parts, rows)
         if lines is not None and context.device_type == "cpu" and context.framework not in _TRAINERS
         else 0.0,
