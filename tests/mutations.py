@@ -583,11 +583,7 @@ MUTATIONS = (
         "transformers/test_trainer_phases.py transformers/test_trainer_callback.py",
     ),
     Mutation(
-        "adapters/lightning.py",
-        "return min(\n            (one.num_workers",
-        "return max(\n            (one.num_workers",
-        "lightning/test_loops.py lightning/test_import_roots.py",
-        "no test has loaders with different numbers of workers, which would be processes",
+        "run/window.py", "min(adapter.loader_workers()", "max(adapter.loader_workers()", "lightning/test_loops.py"
     ),
     Mutation("adapters/place.py", "if is_theirs and inner is not None", "if inner is not None", "loops/test_place.py"),
     Mutation("adapters/place.py", 'if name != "ep"', "if name", "loops/test_place.py"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -164,11 +164,10 @@ class LightningAdapter(HearingAdapter):
         """The Trainer's; none in a loop that does not train."""
         return list(self._trainer.optimizers) if self._trains else []
 
-    def loader_workers(self) -> int | None:
-        """The fewest of the loop's DataLoaders."""
-        return min(
-            (one.num_workers for one in _loaders(self._loop_itself) if hasattr(one, "num_workers")), default=None
-        )
+    def loader_workers(self) -> Collection[int]:
+        """Those of the loop's DataLoaders."""
+        found = [getattr(one, "num_workers", None) for one in _loaders(self._loop_itself)]
+        return [one for one in found if isinstance(one, int)]
 
     # ---- what is heard
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -85,7 +85,7 @@ class _Known:
     accumulate: int = 1
     autocast: str = ""
     call: tuple[Any, ...] = ()  # what the model is called with, as of ``kept_call``
-    workers: int | None = None
+    workers: set[int] = field(default_factory=set)  # of each DataLoader that feeds steps
 
 
 class LoopAdapter(HearingAdapter):
@@ -159,8 +159,8 @@ class LoopAdapter(HearingAdapter):
         """Those that were given."""
         return self._optimizers or None
 
-    def loader_workers(self) -> int | None:
-        """Those of the first DataLoader that was asked."""
+    def loader_workers(self) -> Collection[int]:
+        """Those of the DataLoaders that were asked."""
         return self._known.workers
 
     # ---- what is heard
@@ -423,7 +423,8 @@ class LoopAdapter(HearingAdapter):
         if part != "step":
             return
         if is_new:
-            self._known.workers = workers_of(source) if self._known.workers is None else self._known.workers
+            if (workers := workers_of(source)) is not None:
+                self._known.workers.add(workers)
             run.window.recorder.settle_for(
                 steps_to_settle(batches_ahead=fetched_ahead(source), batches_a_step=self._known.accumulate)
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +54,8 @@ class Adapter(ABC):
         """The optimizers that update the model; None if they are not known."""
 
     @abstractmethod
-    def loader_workers(self) -> int | None:
-        """The fewest workers of the training DataLoaders; None if they are not known."""
+    def loader_workers(self) -> Collection[int]:
+        """The workers of each training DataLoader, as far as they are known."""
 
     def declared_batch_size(self) -> int | None:
         """What the framework's settings name as the samples of a batch; None: nothing."""

@@ -121,18 +121,20 @@ class Run:
         self.window.follow(self.adapter.mark_parts, outside=bool(self.outside_of))
         # Beside a device, or a loader's workers, what we take may lengthen no step; samples of lines have it.
         parts, on_host = self.window.parts, self.adapter.facts.device.type == "cpu"
-        is_alone = on_host and not (self.window.recorder.sampling_lines or self.adapter.loader_workers())
+        is_alone = on_host and not (self.window.recorder.sampling_lines or any(self.adapter.loader_workers()))
         self.clock = parts.clock if isinstance(parts, PhaseTimer) and is_alone else None
         self._phase_follows()
 
     def does(self, ours: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """What *ours* answers, which the user's program would not call: what it takes is in no time of a step."""
         clock = self.clock
-        paused = clock is not None and clock.pause()
+        runs = clock is not None and clock.paused_at is None  # asked first: it goes on, whatever interrupts the pause
         try:
+            if clock is not None and runs:
+                clock.pause()
             return ours(*args, **kwargs)
         finally:
-            if clock is not None and paused:
+            if clock is not None and runs:
                 clock.go_on()
 
     def fetch_begins(self) -> None:

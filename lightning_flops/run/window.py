@@ -108,7 +108,7 @@ class Window:
                         adapter.facts.root,
                         device=adapter.facts.device,
                         optimizers=optimizers,
-                        loader_workers=adapter.loader_workers(),
+                        loader_workers=min(adapter.loader_workers(), default=None),
                         padding_ratio=padding,
                     ),
                     memory=self.memory.record(optimizers=optimizers),

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, render_text
+from lightning_flops.measure.batches import tensor_shapes
 from lightning_flops.measure.timing.phase_timer import PhaseTimer
 from lightning_flops.records import PhaseFlops, PhaseSeconds
 from tests.fake_clock import FakeNow
@@ -210,6 +211,33 @@ def test_several_dataloaders_make_one_batch_of_the_rows_of_all(
     assert window.counted_steps[0].samples == BATCH + second
     assert fit(batch_size=lambda batch: len(batch["a"][0])).counted_steps[0].samples == BATCH
     assert [r.levelname for r in caplog.records if "batch_size=" in r.message] == []
+
+
+@pytest.mark.parametrize(("workers", "ours_sec"), [((None, 0), 0.0), ((0, 2), 3 * 0.25)])
+def test_the_fewest_workers_of_several_loaders_are_said_and_beside_any_our_own_time_is_not_taken_off(
+    trainer: MakeTrainer,
+    now: FakeNow,
+    windows: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    workers: tuple[int | None, ...],
+    ours_sec: float,
+) -> None:
+    class Loader(list[Any]):
+        """Batches by a loader that is not torch's, and does not always know its workers."""
+
+        num_workers: int | None
+
+    net, loaders = new_net(now=now), [Loader(loader(10)) for _ in workers]
+    for one, number in zip(loaders, workers, strict=True):
+        one.num_workers = number
+    step = net.training_step
+    net.training_step = lambda batch, batch_idx: step(batch[0], batch_idx)
+    # It is asked of the batch, and of each loader's part of it.
+    monkeypatch.setattr("lightning_flops.adapters.lightning.tensor_shapes", now.slowed(tensor_shapes, 0.25))
+    trainer(FlopsProfilerCallback(profile_step=1, timing_steps=3)).fit(net, loaders)
+    (window,) = windows
+    assert window.facts.loader_workers == 0
+    assert {one.seconds.total for one in window.timed_steps} == {14.0 + ours_sec}
 
 
 @pytest.mark.parametrize("mode", ["min_size", "max_size_cycle", "max_size"])

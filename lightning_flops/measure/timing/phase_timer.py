@@ -36,25 +36,23 @@ class WallClock:
     def __init__(self, now: Callable[[], float] | None = None) -> None:
         self._now = now or host_clock.now
         self._ours_sec = 0.0  # what the profiler has taken for itself
-        self._ours_since: float | None = None  # it works since then
+        self.paused_at: float | None = None  # by ``now``; None: it runs
 
-    def pause(self) -> bool:
-        """Stand still, because the profiler works, until ``go_on``; whether it did not do so already."""
-        if is_first := self._ours_since is None:
-            self._ours_since = self._now()
-        return is_first
+    def pause(self) -> None:
+        """Stand still from here on, because the profiler works, until ``go_on``."""
+        self.paused_at = self._now()
 
     def go_on(self) -> None:
         """After a pause the user's program goes on, with the stamp at which it has stopped."""
         self._ours_sec = self._now() - self.stamp()
-        self._ours_since = None
+        self.paused_at = None
 
     def step_begins(self) -> None:
         """A step begins, to which the stamps from here on belong."""
 
     def stamp(self) -> Any:
         """A stamp of this moment, in the order in which the device sees it."""
-        return (self._now() if self._ours_since is None else self._ours_since) - self._ours_sec
+        return (self._now() if self.paused_at is None else self.paused_at) - self._ours_sec
 
     def settle(self) -> None:
         """Wait until every stamp taken so far has a time."""
