@@ -207,7 +207,6 @@ class EngineAdapter(LoopAdapter):
         )
         self._steps.known.says_ends = True
         self._known.accumulate = accumulate
-        self._known.workers |= {getattr(loader, "num_workers", None)} - {None}
         self._is_half = self._begins_amid_step()  # the step that runs was not seen from its beginning
         switch_off_builtin(engine, self.run)
 
