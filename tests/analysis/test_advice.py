@@ -350,6 +350,16 @@ def test_many_short_kernels_on_an_idle_device_are_launched_together(short: float
 
 
 @pytest.mark.parametrize(
+    ("idle", "reads", "on_gpu", "found"),
+    [(0.05, 26, True, []), (0.06, 26, True, ["host_wait"]), (0.06, 0.5, True, []), (0.06, 26, False, [])],
+)
+def test_a_host_that_waits_for_its_device_reads_numbers_from_it(
+    idle: float, reads: float, on_gpu: bool, found: list[str]
+) -> None:
+    assert rules(Evidence(shares={"idle": idle}, reads_a_step=reads, on_gpu=on_gpu)) == found
+
+
+@pytest.mark.parametrize(
     ("fits", "words"), [(41, "Raise the batch size (memory for a batch of 41 instead of 16), and"), (16, "size, and")]
 )
 def test_an_idle_device_is_told_of_the_batch_that_its_memory_holds(fits: int, words: str) -> None:
@@ -514,6 +524,7 @@ def test_device_is_idle_for_what_the_breakdown_of_a_typical_step_says_and_not_in
     budget = Budget(wall_ns=100, rows_ns=rows, notes=())
     found = gathered(traced=transformer_traced()[1], budget=budget)
     assert (found.shares["idle"], found.kernel_share) == (0.4, 0.5)
+    assert (found.shares["other_operators"], found.matmul_share) == (0.05, 0.45)
     unlike = replace(transformer_traced()[1], like_counted=False)  # it did other work: kernels fill 79.5 of its 93.5 ms
     assert gathered(traced=unlike, budget=budget).shares["idle"] == pytest.approx(14 / 93.5)
 
@@ -524,6 +535,26 @@ def test_device_is_idle_for_what_the_breakdown_of_a_typical_step_says_and_not_in
 def test_a_short_run_is_starved_beyond_chance(seconds: float, waited: float | None, share: float | None) -> None:
     found = gathered(processor=ProcessorLoss(seconds=seconds, batches_sec=(), waited_share=waited))
     assert found.shares.get("starved") == share
+
+
+def test_reads_and_repeated_forwards_are_those_of_one_counted_step() -> None:
+    window = windows.mlp_window()
+    cells = (
+        cell("", "forward", 100),
+        cell("", "backward", 200),
+        cell("", "recompute", 100),
+        cell("", "recompute", 50, operator="aten._flash_attention_backward"),  # what its kernel always repeats
+        cell("", "outside", 1_000),
+        replace(cell("", "forward", 0, operator="aten._local_scalar_dense"), calls=52),
+    )
+    two = window.counted_steps[:1] * 2
+    evidence = gathered(flops=replace(window.flops, cells=cells), counted_steps=two)
+    assert evidence.reads_a_step == 26
+    # 100 of 450 FLOPs of forward and backward, which take 14 of 20 ms.
+    assert evidence.shares["recompute"] == pytest.approx(100 / 450 * 0.7)
+    signature = replace(two[0].signature, forwards=20)
+    closure = gathered(counted_steps=(replace(two[0], signature=signature, micro_steps=4),))
+    assert closure.forwards_a_batch == 5
 
 
 def test_facts_of_a_gpu_are_none_of_a_cpus() -> None:
