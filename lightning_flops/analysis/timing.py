@@ -20,8 +20,6 @@ from itertools import accumulate
 from statistics import fmean
 from typing import get_args
 
-import numpy as np
-
 from lightning_flops.records import PhaseSeconds, ProcessorLoss, StepRecord, TimePhase, WindowRecord
 from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, Stalls, TimingProfile
 from lightning_flops.schema.trace import PartFilling, TracedStep
@@ -57,11 +55,16 @@ def _times_as_long(step: StepRecord, factor: float) -> StepRecord:
 
 
 def _as_whole_ones(steps: Sequence[StepRecord], whole_sec: Sequence[float]) -> list[StepRecord]:
-    """Each of *steps* is as long as the one of *whole_sec* that has its place by length, all its parts alike."""
-    wall = np.array([one.seconds.total for one in steps if one.seconds is not None])
-    places = (wall.argsort().argsort() + 0.5) / len(wall)
-    as_long = np.quantile(whole_sec, places, method="hazen")
-    return [_times_as_long(step, factor) for step, factor in zip(steps, (as_long / wall).tolist(), strict=True)]
+    """Each of *steps* is as long as the one of *whole_sec* that has its place by length, all its parts alike.
+
+    Of other numbers it is as long as the mean of those in its place, so that the mean of all is theirs.
+    """
+    wall = [one.seconds.total for one in steps if one.seconds is not None]
+    shared = math.lcm(len(wall), len(whole_sec))
+    lengths, many = sorted([*whole_sec] * (shared // len(whole_sec))), shared // len(wall)
+    in_order = sorted(range(len(wall)), key=wall.__getitem__)
+    as_long = {place: fmean(lengths[nth * many : (nth + 1) * many]) for nth, place in enumerate(in_order)}
+    return [_times_as_long(step, as_long[place] / wall[place]) for place, step in enumerate(steps)]
 
 
 def _typical(times: Sequence[float]) -> float:

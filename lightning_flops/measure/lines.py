@@ -89,7 +89,7 @@ def _owner(frame: FrameType) -> Owner:
     if file == "<string>" or file.startswith("<frozen"):
         return owner_of(frame.f_globals.get("__file__") or "<string>")
     # Its cache lies anywhere, as in /tmp.
-    return "library" if str(frame.f_globals.get("__name__")).startswith("torch._inductor.") else owner_of(file)
+    return "library" if str(frame.f_globals.get("__name__")).startswith("torch.") else owner_of(file)
 
 
 def _name(code: CodeType) -> str:

@@ -138,11 +138,11 @@ def _step(profile: Profile) -> str:
     tokens = "" if rates.tokens_per_sec is None else f", {plain(rates.tokens_per_sec)} tokens/s"
     in_all = " in all" if profile.context.world_size > 1 else ""
     few = f" (few steps: {len(profile.timed_steps)} timed)" if timing.few_steps else ""
-    scaled = ", scaled to it" if timing.whole_steps else ""  # few words: the sentence fits 100 columns
+    which = f"those {plain(timing.whole_steps)}" if timing.whole_steps else plain(timing.timed_steps)
     left_out = _left_out(timing)
     return sentences(
-        f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; mean of "
-        f"{plain(timing.timed_steps)}{scaled}: {duration(timing.global_step_sec)}, {samples}{tokens}{in_all} over the "
+        f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; mean of {which}: "
+        f"{duration(timing.global_step_sec)}, {samples}{tokens}{in_all} over the "
         "wall clock.",
         f"Left out of each {word}: {left_out}." if left_out else "",
     )

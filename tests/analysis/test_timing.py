@@ -69,7 +69,7 @@ def test_all_that_is_of_steps_timed_by_parts_is_scaled_to_those_timed_as_a_whole
     assert (found.global_step_sec, found.data_wait_sec, found.reader_sec, found.cpu_time_sec) == (4.0, 1.0, 1.0, 2.0)
     assert (found.whole_steps, found.longer) == (6, 1.25)
     text = " ".join(str(profile).split())
-    assert "0-7 timed by parts, 6 more as a whole." in text and "mean of 8, scaled to it: 4 s" in text
+    assert "0-7 timed by parts, 6 more as a whole." in text and "mean of those 6: 4 s" in text
     assert "They took 25.0% longer than the 6 that were timed as a whole" in text
     assert "CPU (process) 50.0% of a processor" in text and "The data loader ran" not in text
     grown = windows.build_profile(replace(window, plain_steps_sec=(10.0,) * 6), config=ProfilerConfig())

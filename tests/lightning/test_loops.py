@@ -553,5 +553,5 @@ def test_half_of_the_steps_are_timed_without_marks_and_the_parts_are_scaled_to_t
     assert profile.notes == ()
     text = " ".join(render_text(profile).split())
     assert "Step 0 counted, steps 3-10 timed by parts, 8 more as a whole." in text
-    assert "A typical step: 4 s; mean of 8, scaled to it: 4 s, " in text
+    assert "A typical step: 4 s; mean of those 8: 4 s, " in text
     assert "They took 25.0% longer than the 8 that were timed as a whole: all their times are scaled to these." in text
