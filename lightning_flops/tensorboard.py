@@ -53,8 +53,9 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def get_plugin_apps(self) -> dict[str, _App]:
         """What is served, by address below the plugin's own."""
-        served: dict[str, Callable[[wrappers.Request], wrappers.Response]]
-        served = {f"/{name}": functools.partial(_bundled, name, kind) for name, kind in _FRONTEND.items()}
+        served: dict[str, Callable[[wrappers.Request], wrappers.Response]] = {
+            f"/{name}": functools.partial(_bundled, name, kind) for name, kind in _FRONTEND.items()
+        }
         served |= {"/runs": self._runs, "/profile": self._profile}
         return {path: wrappers.Request.application(answer) for path, answer in served.items()}
 
@@ -121,6 +122,5 @@ def _name_of(run: str, tag: str) -> str:
     logs, _, last = run.replace(os.sep, "/").rpartition("/")
     if last == OWN_FOLDER:
         run = logs or "."  # as TensorBoard calls the folder that it was given
-    prefix = tag.rpartition(f"/{_WINDOW}/")[0]
-    whose = prefix.removeprefix(BLOCK).strip("/")
+    whose = tag.rpartition(f"/{_WINDOW}/")[0].removeprefix(BLOCK).strip("/")
     return f"{run} {whose}".strip() if whose else run

@@ -1,7 +1,7 @@
 """Most statements that each folder of the package may have: a mechanism has a price.
 
-A ceiling leaves a few statements of room. Nothing here counts lines, but for what a reader takes in of one file: a
-budget in lines buys wide lines.
+A folder has 5% of room, so that code can move; all of them together have none: who puts in takes out. Nothing here
+counts lines, but for what a reader takes in of one file: a budget in lines buys wide lines.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import lightning_flops
 
 PACKAGE = Path(lightning_flops.__file__).parent
 MOST_STATEMENTS = {
-    "(root)": 1_223,
-    "adapters": 2_016,
-    "analysis": 2_926,
-    "commands": 466,
-    "config": 284,
-    "measure": 4_548,
-    "report": 1_642,
-    "run": 1_264,
-    "schema": 972,
-    "sinks": 458,
-    "trace": 1_738,
+    "(root)": 1_270,
+    "adapters": 2_110,
+    "analysis": 3_060,
+    "commands": 480,
+    "config": 290,
+    "measure": 4_760,
+    "report": 1_720,
+    "run": 1_320,
+    "schema": 1_010,
+    "sinks": 470,
+    "trace": 1_820,
 }
+MOST_OF_ALL = 17_500
 MOST_LINES_OF_A_FILE = 500
 
 
@@ -41,7 +42,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 17_537
+    assert sum(statements.values()) <= MOST_OF_ALL
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:

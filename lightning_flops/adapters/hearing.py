@@ -33,12 +33,12 @@ from lightning_flops.run.adapter import Adapter
 from lightning_flops.run.run import Run, failed, safe
 from lightning_flops.signals import Quiet, Undo
 
+#: Classes whose ``generate`` runs elsewhere, or in code of its own.
 _SERVERS = (
     ("trl.generation.vllm_generation", "VLLMGeneration"),
     ("trl.generation.vllm_client", "VLLMClient"),
     ("vllm.entrypoints.llm", "LLM"),
 )
-"""Classes whose ``generate`` runs elsewhere, or in code of its own."""
 
 
 class Hook:

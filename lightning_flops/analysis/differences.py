@@ -365,8 +365,7 @@ def _figure_difference(
 def _of_side(figures: Sequence[Figure]) -> tuple[float | None, Runs, str]:
     """The mean of a figure of several runs, what it is in their steps, and why it is not known."""
     why = next((one.why for one in figures if one.value is None), "")
-    steps = [one.steps for one in figures if one.steps is not None]
-    return mean_if_known([one.value for one in figures]), steps, why
+    return mean_if_known([one.value for one in figures]), [one.steps for one in figures if one.steps is not None], why
 
 
 def mean_if_known(values: Sequence[float | None]) -> float | None:

@@ -125,8 +125,7 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
         evidence = with_trace(evidence, traced.tables)
     if profile.budget is not None and traced.shows_device:  # a typical step waits less for its host than the traced one
         evidence = _of_breakdown(evidence, profile.budget, traced)
-    times = {one.name: one.times for one in profile.modules if one.times is not None}
-    return _of_modules(evidence, window, times)
+    return _of_modules(evidence, window, {one.name: one.times for one in profile.modules if one.times is not None})
 
 
 def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: float) -> Evidence:

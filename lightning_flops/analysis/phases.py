@@ -64,8 +64,7 @@ def _with_tokens(rollout: PhaseProfile, window: WindowRecord, steps: Sequence[St
         rollout = replace(rollout, tokens=prompts + completions, completion_tokens=completions, tokens_per_sec=speed)
     if rollout.flops:
         return rollout
-    trained = window.phases.get(TRAINING, {})
-    forward = sum(spent for (bucket, _), spent in trained.items() if bucket == "forward")
+    forward = sum(spent for (bucket, _), spent in window.phases.get(TRAINING, {}).items() if bucket == "forward")
     a_token = ratio(part=forward, whole=sum_if_all_known(one.tokens for one in window.counted_steps))
     flops = None if a_token is None or rollout.tokens is None else round(a_token * rollout.tokens)
     return replace(rollout, flops=flops, estimated=flops is not None, mfu=None)

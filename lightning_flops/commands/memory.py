@@ -55,5 +55,4 @@ def memory(options: argparse.Namespace) -> None:
     found = predict_memory(*example(options.example, most=3), device="cpu" if options.device == "cpu" else "cuda")
     if options.batch is not None:
         found = found.at(batch=options.batch)
-    report = found.report(available_bytes=available, largest=options.largest, checkpoints=True)
-    print_report(report, options)
+    print_report(found.report(available_bytes=available, largest=options.largest, checkpoints=True), options)

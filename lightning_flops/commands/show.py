@@ -24,5 +24,4 @@ def show(options: argparse.Namespace) -> None:
     """Print a profile, or the throughput of a run that was only timed."""
     from lightning_flops.sinks.profile_files import KINDS, read_report
 
-    report = held_against(options, read_report(options.path, *KINDS)[0])
-    print_report(report, options, detailed=options.detailed)
+    print_report(held_against(options, read_report(options.path, *KINDS)[0]), options, detailed=options.detailed)

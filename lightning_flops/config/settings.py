@@ -204,11 +204,6 @@ class ProfilerConfig:
             return listed
         return steps[-1] + -(-(steps_done - steps[-1]) // self.every) * self.every  # rounded up
 
-    def listed_between(self, first: int, last: int) -> tuple[int, ...]:
-        """The steps listed in ``profile_step`` that lie between *first* and *last*, both excluded."""
-        steps = () if isinstance(self.profile_step, int) else self.profile_step
-        return tuple(step for step in steps if first < step < last)
-
     @classmethod
     def from_block(cls, block: object) -> ProfilerConfig:
         """Settings from a ``"flops_profiler"`` block, or a ConfigError. As in DeepSpeed, off unless it says enabled."""

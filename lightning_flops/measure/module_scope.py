@@ -74,7 +74,8 @@ def held(parameter: torch.Tensor) -> Held:
         # The shape before DeepSpeed cut it, unevenly perhaps; if it was not kept, shards are taken to be equally large.
         meta = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
         whole = meta.get("logical_shape") if isinstance(meta, Mapping) else None
-        size = math.prod(whole) if whole else size * tensor_parallel_size_of_process()
+        of_last_engine = getattr(sys.modules.get("deepspeed.utils.groups"), "mpu", None)
+        size = math.prod(whole) if whole else size * _size(of_last_engine, "tp_size")
     return Held(shape, size * expert_parallel_size(parameter), trainable, on_this_rank(parameter).numel(), dtype)
 
 
@@ -233,11 +234,6 @@ def parallel_sizes(engine: Any) -> ParallelSizes:
         ep_size=max(map(expert_parallel_size, parameters), default=1),
         **sizes,
     )
-
-
-def tensor_parallel_size_of_process() -> int:
-    """Tensor-parallel size of the last engine of this process; 1 where DeepSpeed is not in use."""
-    return _size(getattr(sys.modules.get("deepspeed.utils.groups"), "mpu", None), "tp_size")
 
 
 def expert_parallel_size(parameter: torch.Tensor) -> int:

@@ -293,8 +293,7 @@ def _node_name(node: ModuleNode) -> str:
 
 def _shapes(record: ModuleRecord) -> str:
     """Shapes of the module's own parameters: "64x3x7x7, 64"."""
-    texts = ["x".join(map(str, shape)) or "scalar" for shape in record.parameter_shapes]
-    return some_of(texts, most=_SHAPES_SHOWN)
+    return some_of(["x".join(map(str, one)) or "scalar" for one in record.parameter_shapes], most=_SHAPES_SHOWN)
 
 
 def _nodes(node: ModuleNode) -> Iterator[ModuleNode]:

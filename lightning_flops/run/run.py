@@ -278,7 +278,8 @@ class Run:
     def _close_window(self) -> None:
         """Hand what the window has measured to the reports, and await the next."""
         window, delivery, context = self.window, self.delivery, self.context()
-        for step in self.throughput.config.listed_between(window.step or 0, self.steps_done):
+        listed, between = self.throughput.config.profile_step, range((window.step or 0) + 1, self.steps_done)
+        for step in () if isinstance(listed, int) else filter(between.__contains__, listed):
             sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
             self.notes.add(sentence)
             delivery.passed_over(step, sentence)

@@ -108,8 +108,7 @@ def _run(fakes: Fakes, counter: FlopCounter, model: nn.Module, batch: Any) -> No
             pass
         inputs = tree_map_only(torch.Tensor, fakes.fake, batch)
         with counter:
-            output = called(model, inputs)
-            roots = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+            roots = [tensor for tensor in tensors_of(called(model, inputs)) if tensor.requires_grad]
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
 
