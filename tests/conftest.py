@@ -127,6 +127,13 @@ def what_was_there_before_is_no_garbage() -> Iterator[None]:
     yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_compiled() -> None:
+    """What another file has compiled is no more: clipping is heard only where a program compiles nothing."""
+    if "torch._dynamo" in sys.modules:
+        importlib.import_module("torch._dynamo").reset()
+
+
 @pytest.fixture(autouse=True)
 def no_lines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No lines are sampled, so that no window's length depends on how fast this machine is.

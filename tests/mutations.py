@@ -439,10 +439,10 @@ MUTATIONS = (
         "report/test_text.py analysis/test_profile.py analysis/test_one_convention.py",
     ),
     Mutation(
-        "config/settings.py",
-        "if first < step < last",
-        "if first <= step < last",
-        "test_config.py run/test_delivery.py lightning/test_schedule.py",
+        "run/run.py",
+        "range((window.step or 0) + 1, self.steps_done)",
+        "range(window.step or 0, self.steps_done)",
+        "run/test_delivery.py lightning/test_schedule.py",
     ),
     Mutation(
         "config/settings.py",
