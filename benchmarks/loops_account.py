@@ -270,8 +270,19 @@ class _Judge:
     def exact(self, name: str, own: object, said: object, *, right: bool | None = None) -> None:
         self.figures.append(Figure(name, own, said, own == said if right is None else right))
 
-    def near(self, name: str, own: float, said: float | None, *, least: float = 0.0, share: float = _SHARE) -> None:
-        right = said is not None and abs(said - own) <= max(share * own, least)
+    def near(
+        self,
+        name: str,
+        own: float,
+        said: float | None,
+        *,
+        least: float = 0.0,
+        share: float = _SHARE,
+        bare: float | None = None,
+    ) -> None:
+        """It is the loop's *own* one, or between that and the *bare* one, of a run without the profiler."""
+        low, high = sorted((own, own if bare is None else bare))
+        right = said is not None and low - max(share * low, least) <= said <= high + max(share * high, least)
         self.figures.append(Figure(name, own, said, right))
 
 
@@ -288,10 +299,15 @@ def figures(
     allowed: Allowed,
     *,
     times: bool,
+    bare_sec: Sequence[float] = (),
 ) -> list[Figure]:
-    """Every figure that is held to the account of *steps*; those of *times* only where nothing else runs."""
+    """Every figure that is held to the account of *steps*; those of *times* only where nothing else runs.
+
+    *bare_sec* is what the loop's clock said of its steps without the profiler.
+    """
     either = [
-        _figures(one, profile, throughput, allowed, times=times) for one in (steps, [s.left_out() for s in steps])
+        _figures(one, profile, throughput, allowed, times=times, bare_sec=bare_sec)
+        for one in (steps, [s.left_out() for s in steps])
     ]
     return min(either, key=lambda found: sum(not one.right for one in found))
 
@@ -303,6 +319,7 @@ def _figures(
     allowed: Allowed,
     *,
     times: bool,
+    bare_sec: Sequence[float],
 ) -> list[Figure]:
     judge = _Judge()
     if profile is None:
@@ -329,7 +346,7 @@ def _figures(
     share = 0.1 if allowed.varies else throughput.steps_estimated / max(1, known)
     judge.near("FLOPs of the run", in_all, throughput.model_flops, share=share)
     if times:
-        _hold_times(judge, steps, timed, profile, throughput, allowed)
+        _hold_times(judge, steps, timed, profile, throughput, allowed, bare_sec)
     return judge.figures
 
 
@@ -345,6 +362,7 @@ def _hold_times(
     profile: Profile,
     throughput: ThroughputSummary,
     allowed: Allowed,
+    bare_sec: Sequence[float],
 ) -> None:
     timing = profile.timing
     if timing is None:
@@ -352,12 +370,17 @@ def _hold_times(
         return
     # At the end of the last one the window is closed, which the loop's clock takes for a part of that step.
     seconds = mean(one.seconds for one in timed[:-1])
-    judge.near("step ms", 1e3 * seconds, 1e3 * mean(timing.global_step.steps_sec[:-1]), least=1e3 * _LEAST_SEC)
+    # On a CPU what the profiler takes is not in a step, and in the loop's clock it is.
+    without = [bare_sec[one] for one in profile.timed_steps[:-1] if one < len(bare_sec)]
+    bare = mean(without) if without else seconds
+    said = mean(timing.global_step.steps_sec[:-1])
+    judge.near("step ms", 1e3 * seconds, 1e3 * said, least=1e3 * _LEAST_SEC, bare=1e3 * bare)
     if not (allowed.unknown and profile.samples is None):
         # Where steps differ, the last counts as well: with the time that was said of it.
         in_all = math.fsum(one.seconds for one in timed[:-1]) + timing.global_step.steps_sec[-1]
         rate = sum(one.samples for one in timed) / in_all
-        judge.near("samples/s", rate, profile.rates.samples_per_sec, least=rate * _LEAST_SEC / seconds)
+        least = rate * _LEAST_SEC / seconds
+        judge.near("samples/s", rate, profile.rates.samples_per_sec, least=least, bare=rate * seconds / bare)
         # Steps that the profiler slowed down are left out of it, and it alone knows which: counted ones, those beside a
         # report, perhaps the first. So it is between the rates of all steps and of those after the window, or of the
         # timed ones where they are faster; with a first step that took its time, as compiled code's, between the rates

@@ -141,6 +141,18 @@ MUTATIONS = (
     Mutation("analysis/rules.py", "evidence.runs_alone and is_sure", "evidence.runs_alone", "analysis/test_advice.py"),
     Mutation("analysis/rules.py", "None if saves is None else min(1.0, saves)", "saves", "analysis/test_advice.py"),
     Mutation(
+        "analysis/timing.py",
+        "in_order = sorted(range(len(wall)), key=wall.__getitem__)",
+        "in_order = range(len(wall))",
+        "analysis/test_timing.py",
+    ),
+    Mutation(
+        "analysis/timing.py",
+        "in_order = sorted(range(len(wall)), key=wall.__getitem__)",
+        "in_order = range(len(wall))",
+        "analysis/test_timing.py",
+    ),
+    Mutation(
         "analysis/profile.py",
         "fmean(spent[place] for place in middle) / fmean(spent)",
         "fmean(spent) / fmean(spent)",
