@@ -147,12 +147,6 @@ MUTATIONS = (
         "analysis/test_timing.py",
     ),
     Mutation(
-        "analysis/timing.py",
-        "in_order = sorted(range(len(wall)), key=wall.__getitem__)",
-        "in_order = range(len(wall))",
-        "analysis/test_timing.py",
-    ),
-    Mutation(
         "analysis/profile.py",
         "fmean(spent[place] for place in middle) / fmean(spent)",
         "fmean(spent) / fmean(spent)",
