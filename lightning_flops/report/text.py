@@ -24,7 +24,6 @@ from lightning_flops.report.predicted_document import (
 from lightning_flops.report.profile_document import (
     IN_DETAILS,
     STARVED,
-    advice_section,
     devices_of,
     flops_section,
     notes_sections,
@@ -40,7 +39,7 @@ from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.plan import FormulaReport, MemoryReport, Plan
 from lightning_flops.schema.profile import Profile, ThroughputSummary
-from lightning_flops.schema.step import Advice, TimingProfile
+from lightning_flops.schema.step import TimingProfile
 from lightning_flops.units import (
     NOT_AVAILABLE,
     duration,
@@ -344,9 +343,9 @@ def render_aggregated(profile: Profile) -> str:
     return page(aggregated_lines(profile))
 
 
-def render_advice(advice: Sequence[Advice]) -> str:
-    """The *advice* with its rules, ending in a line break."""
-    return page(list(draw(advice_section(advice)))[2:])
+def render_advice(profile: Profile) -> str:
+    """The report's section of advice, all of it with its rules, ending in a line break."""
+    return page([line for one in short_sections(profile) if one.title == "Advice" for line in list(draw(one))[2:]])
 
 
 def fenced(text: str) -> str:

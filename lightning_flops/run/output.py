@@ -173,7 +173,7 @@ class LoggedOutput:
         if self.loggers.has_board:
             self.files.write_tab(profile, prefix=self.prefix)
         paths = self.files.write_profile(profile, text, keep_text=self.text_file and not self.loggers.has_board)
-        advice, logged = fenced(render_advice(profile.advice)), fenced(render_logged(profile))
+        advice, logged = fenced(render_advice(profile)), fenced(render_logged(profile))
         whose = "" if context.trains else f" of the {context.run_word}"
         sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {figures(profile)}"
 

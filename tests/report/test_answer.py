@@ -12,7 +12,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 from lightning_flops.report.html_page import profile_view
 from lightning_flops.report.profile_document import name_of_all, own_sec, top_modules, without_advice
-from lightning_flops.report.text import figures, render_text, summary, summary_lines
+from lightning_flops.report.text import figures, render_advice, render_text, summary, summary_lines
 from lightning_flops.schema.plan import MemoryReport, ModuleMemory, PeakMoment
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Advice, LineProfile, LinesProfile, PhaseProfile
@@ -60,6 +60,17 @@ def test_a_starved_run_says_so_above_what_to_try() -> None:
     assert lines[2] == f"STARVED. {warning}"
     assert lines[3:] == summary(PROFILES["cpu"])[2:]
     assert "starved of processors" in figures(profile)
+
+
+def test_the_text_of_advice_alone_says_what_the_report_says_of_advice() -> None:
+    starved, unexplained = "It waited for 30.0% of its time. Give it cores.", "other takes 40.0%, and no rule says why."
+    for advice in (PROFILES["gpu_trace"].advice, ()):
+        profile = replace(PROFILES["gpu_trace"], advice=advice, starved=starved, unexplained=unexplained)
+        _, below = render_text(profile, detailed=True).split(" Advice -", 1)
+        assert render_advice(profile) in below
+        first, *_, last = render_advice(profile).splitlines()
+        assert first == f"STARVED. {starved}" and last == unexplained
+        assert without_advice(profile) in render_advice(profile) or advice
 
 
 @pytest.mark.parametrize(("framework", "whose"), [("lightning.pytorch", "Lightning's own loop"), ("torch", "the loop")])

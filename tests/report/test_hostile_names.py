@@ -60,7 +60,7 @@ def test_every_line_of_a_report_prints_and_no_name_begins_one(name: str, suffix:
     # Long names make lines wrap in other places; whatever else a name can do, it ends no line.
     titles = [[line for line in text if line.startswith("-----")] for text in texts]
     assert titles[0] == titles[1] and abs(len(texts[0]) - len(texts[1])) <= 0.1 * len(texts[0])
-    lines_of(render_advice(reports[0].advice))
+    lines_of(render_advice(reports[0]))
 
 
 @settings(deadline=None, max_examples=15)
