@@ -36,7 +36,7 @@ cold: small models ran up to twice as fast once that was gone. It holds where no
 on a CPU, without loader workers, on one rank. Elsewhere that time may hide what a device, a worker or another rank
 does, and the figure is a ceiling. It is one, too, where a line's operators take milliseconds each: an operator just
 before the line may have taken the time, and stays when you delete that line alone. Of a starved run, as its first lines
-say, no figure is a limit.
+say, no figure is a limit: its advice says *about*.
 
 Waiting for data has three rules. Below {duration(LEAST_WAIT_SEC)} a batch no worker process helps, and
 {_range(FETCH_SEC)} are left whatever the dataset does, {_range(FRAMEWORK_FETCH_SEC)} where Lightning or transformers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -23,7 +24,6 @@ from lightning_flops.analysis.counts import (
 from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.lines import build_lines
-from lightning_flops.analysis.phases import build_phases
 from lightning_flops.analysis.plan import build_memory_report
 from lightning_flops.analysis.rates import (
     COPY,
@@ -31,8 +31,11 @@ from lightning_flops.analysis.rates import (
     build_rates,
     measured_peaks,
     peak_for,
+    peak_seconds,
+    per_second,
     ratio,
     sum_if_all_known,
+    utilization,
     whole,
 )
 from lightning_flops.analysis.timing import build_timing, middle_half, timed_steps
@@ -40,6 +43,8 @@ from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import (
     OUTSIDE,
     REST,
+    ROLLOUT,
+    SCORING,
     TRAINING,
     BucketFlops,
     FlopRecord,
@@ -54,7 +59,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.schema.profile import FlopsOf, Origin, Profile, ReportSettings
-from lightning_flops.schema.step import DtypeFlops, ModuleTimes, OperatorProfile, StepFlops
+from lightning_flops.schema.step import DtypeFlops, ModuleTimes, OperatorProfile, PhaseProfile, StepFlops
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
 
@@ -76,7 +81,7 @@ def build_profile(
     timed, longer, whole_sec = timed_steps(window)
     predicted, flops_of = _predicted(window, timed)
     spent = _spent_by_step(window, predicted)
-    flops = _step_flops(spent, forwards=2 + Fraction(config.recompute_fwd_factor) if context.trains else Fraction(0))
+    flops = _step_flops(spent, forwards=context.trains * (2 + Fraction(config.recompute_fwd_factor)))
     dtypes = _flops_by_dtype(spent)
     timing = build_timing(
         timed,
@@ -122,7 +127,7 @@ def build_profile(
         bytes_total=bytes_by_phase(cells),
         dtypes=dtypes,
         peaks_flops_per_sec=peaks,
-        phases=build_phases(window, timed=timed, peaks=peaks, model_flops=flops.model, tokens=tokens),
+        phases=_phases(window, timed=timed, peaks=peaks, model_flops=flops.model, tokens=tokens),
         timing=timing,
         memory_bytes_per_sec=bandwidth,
         rates=rates,
@@ -320,6 +325,64 @@ def _operators(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, ...]:
         for name, group in grouped(cells, lambda cell: cell.operator).items()
     )
     return tuple(sorted(operators, key=lambda one: (-one.flops.total, one.operator)))
+
+
+def _phases(
+    window: WindowRecord,
+    *,
+    timed: Sequence[StepRecord],
+    peaks: Mapping[str, float],
+    model_flops: int,
+    tokens: float | None,
+) -> dict[str, PhaseProfile]:
+    """The phases of *window* by name, which add up to a step of so many *model_flops*; none where all is training.
+
+    *tokens* are those of a step's batches.
+    """
+    spent_sec = ((name, spent / len(timed)) for step in timed for name, spent in step.phase_sec.items())
+    seconds = defaultdict(float, summed(spent_sec, 0.0))
+    ran = {TRAINING, *window.phases, *seconds} - {REST}
+    if ran == {TRAINING}:
+        return {}
+    steps = max(1, len(window.counted_steps))
+    in_order = dict.fromkeys((ROLLOUT, SCORING, TRAINING, *window.phases, *seconds))
+    flops = {name: _of_model(window.phases.get(name, {})) for name in (*filter(ran.__contains__, in_order), REST)}
+    of_step = {name: whole(sum(spent.values()), of=steps) for name, spent in flops.items()}
+    of_step[TRAINING] += model_flops - sum(of_step.values())  # each is rounded
+    found = {}
+    for name, spent_in in flops.items():
+        peak_sec = peak_seconds({dtype: spent / steps for dtype, spent in spent_in.items()}, peaks)
+        found[name] = PhaseProfile(
+            flops=of_step[name],
+            dtype=max(spent_in, key=spent_in.__getitem__, default=None) if of_step[name] else None,
+            seconds=seconds[name] if timed else None,
+            ratio=ratio(part=seconds[name], whole=sum(seconds.values())),
+            mfu=utilization({"mfu": peak_sec}, seconds[name])[0]["mfu"],
+            tokens=tokens if name == TRAINING else None,
+        )
+    if ROLLOUT in found:
+        found[ROLLOUT] = _with_tokens(found[ROLLOUT], window, timed or window.counted_steps)
+    return found
+
+
+def _of_model(flops: BucketFlops) -> dict[str, int]:
+    """Forward and backward by dtype."""
+    return summed(((dtype, spent * (bucket in _OF_MODEL)) for (bucket, dtype), spent in flops.items()), 0)
+
+
+def _with_tokens(rollout: PhaseProfile, window: WindowRecord, steps: Sequence[StepRecord]) -> PhaseProfile:
+    """The *rollout* with the tokens of *steps*; where nothing of it was counted a server ran: FLOPs are estimated."""
+    made = [tokens for one in steps for tokens in one.rollouts]
+    if made:
+        prompts, completions = (sum(amounts) / len(steps) for amounts in zip(*made, strict=True))
+        speed = per_second(amount=completions, seconds=rollout.seconds)
+        rollout = replace(rollout, tokens=prompts + completions, completion_tokens=completions, tokens_per_sec=speed)
+    if rollout.flops:
+        return rollout
+    forward = sum(spent for (bucket, _), spent in window.phases.get(TRAINING, {}).items() if bucket == "forward")
+    a_token = ratio(part=forward, whole=sum_if_all_known(one.tokens for one in window.counted_steps))
+    flops = None if a_token is None or rollout.tokens is None else round(a_token * rollout.tokens)
+    return replace(rollout, flops=flops, estimated=flops is not None, mfu=None)
 
 
 def _device_figures(

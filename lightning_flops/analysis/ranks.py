@@ -176,24 +176,24 @@ def with_ranks(
     # A rank's own share may be impossible where the job's is not.
     unknown = dict.fromkeys({"mfu", "hfu"} & unavailable.keys())
     ranks = replace(ranks, rates=replace(ranks.rates, **unknown), unavailable={**ranks.unavailable, **unavailable})
-    evidence, known = _evidence(ranks), profile.advice
+    evidence, known = _evidence(ranks, profiles), profile.advice
     if evidence.shares.get("waiting") is not None:
         known = tuple(one for one in known if one.rule not in ON_COMMUNICATION)
     advice = () if profile.timing is None or profile.timing.few_steps else advise(evidence, thresholds, known=known)
     return replace(profile, ranks=ranks, advice=advice)
 
 
-def _evidence(ranks: RanksProfile) -> Evidence:
+def _evidence(ranks: RanksProfile, profiles: Iterable[Profile]) -> Evidence:
     """Evidence of all ranks together; for communication, the median rank's."""
-    evidence = Evidence(straggler=ranks.stragglers[0] if ranks.stragglers else None)
     rows = () if ranks.communication is None else ranks.communication.ranks
     waits_us = [row.wait_us / row.steps for row in rows if row.wait_us is not None]
-    if not waits_us:
-        return evidence
-    wall_us = median(row.overlap.wall_us / row.steps for row in rows)
-    exposed_us = median(row.overlap.exposed_us / row.steps for row in rows)
-    shares_us = {"exposed_communication": exposed_us, "waiting": min(exposed_us, median(waits_us))}
-    return replace(evidence, shares={rule: ratio(part=part, whole=wall_us) for rule, part in shares_us.items()})
+    shares: dict[str, float | None] = {"starved": float(any(one.starved for one in profiles))}
+    if waits_us:
+        wall_us = median(row.overlap.wall_us / row.steps for row in rows)
+        exposed_us = median(row.overlap.exposed_us / row.steps for row in rows)
+        shares["exposed_communication"] = ratio(part=exposed_us, whole=wall_us)
+        shares["waiting"] = ratio(part=min(exposed_us, median(waits_us)), whole=wall_us)
+    return Evidence(straggler=ranks.stragglers[0] if ranks.stragglers else None, shares=shares)
 
 
 def _notes(records: Sequence[RankRecord]) -> tuple[str, ...]:

@@ -17,6 +17,9 @@ from lightning_flops.analysis.devices import device_named, why_no_peak
 from lightning_flops.analysis.step_flops import StepSums
 from lightning_flops.analysis.timing import build_budget
 from lightning_flops.records import (
+    ROLLOUT,
+    SCORING,
+    TRAINING,
     UNKNOWN_TOKENS,
     BatchTokens,
     BatchTotals,
@@ -26,7 +29,7 @@ from lightning_flops.records import (
     RunFlops,
 )
 from lightning_flops.schema.profile import Profile, Spread, ThroughputSummary
-from lightning_flops.schema.step import ModuleProfile, Rates, StepFlops, TimingProfile
+from lightning_flops.schema.step import ModuleProfile, PhaseProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import RanksProfile, TraceReport
 
 _Number = TypeVar("_Number", int, float)
@@ -88,6 +91,24 @@ def utilization(
         if share is not None and share > 1
     }
     return shares | dict.fromkeys(reasons), reasons
+
+
+def rate(name: str, phases: Mapping[str, PhaseProfile]) -> float | None:
+    """FLOP/s of the phase of this *name*, if it ran here."""
+    one = phases.get(name)
+    return None if one is None or one.estimated else per_second(amount=one.flops, seconds=one.seconds)
+
+
+def rate_of_rollout(phases: Mapping[str, PhaseProfile]) -> float:
+    """What a rollout's FLOP/s are of the training's; 1 where they are not known."""
+    return ratio(part=rate(ROLLOUT, phases), whole=rate(TRAINING, phases)) or 1.0
+
+
+def scoring_gain(phases: Mapping[str, PhaseProfile], peaks: Mapping[str, float]) -> float:
+    """The share of its time that a model which is only asked saves in bfloat16; 0 where that is not known."""
+    dtype = phases[SCORING].dtype if SCORING in phases else None
+    left = ratio(part=peaks.get(dtype or ""), whole=peaks.get("bfloat16"))
+    return 0.0 if left is None else max(0.0, 1.0 - left)
 
 
 def padding_ratio(tokens: BatchTokens) -> float | None:

@@ -13,7 +13,7 @@ from functools import partial
 
 from lightning_flops.analysis.counts import parent_name, pattern_of
 from lightning_flops.analysis.evidence import Evidence, of_optimizer, saved_of_wait, share_of_wait, words_of_loader
-from lightning_flops.analysis.phases import rate, rate_of_rollout, scoring_gain
+from lightning_flops.analysis.rates import rate, rate_of_rollout, scoring_gain
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
 from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.step import Advice
@@ -67,12 +67,13 @@ class Rule:
         words |= self.words(evidence)
         saves = self.saves(evidence, measured) if self.saves else None
         is_sure = not any(one.rows[0].is_long for one in evidence.causes.get(self.name, ())[:1])
+        is_starved = (evidence.shares.get("starved") or 0.0) > limits.get("starved", math.inf)
         return Advice(
             rule=self.name,
             fact=self.fact.format(**words),
             remedy=self.remedy.format(**words),
             saves=None if saves is None else min(1.0, saves),
-            at_least=self.removes and evidence.runs_alone and is_sure,
+            at_least=None if is_starved else self.removes and evidence.runs_alone and is_sure,
             unless=self.unless,
             changes=self.changes,
             threshold=self.threshold_text(limits),

@@ -282,10 +282,12 @@ def advice_section(
     return Section("Advice", "", points(items, most, mark="", others=IN_DETAILS) or [nothing])
 
 
+_SAVES = {True: "saves at least", False: "can save up to", None: "saves about"}
+
+
 def saving(advice: Advice, of: str = "a step") -> str:
-    """What *advice* saves at most, or at least, and whether it changes the model, as sentences after others."""
-    bound = "saves at least" if advice.at_least else "can save up to"
-    words = "" if advice.saves is None else f" It {bound} {percent(advice.saves)} of {of}."
+    """What *advice* saves at most, at least, or about, and whether it changes the model, as sentences after others."""
+    words = "" if advice.saves is None else f" It {_SAVES[advice.at_least]} {percent(advice.saves)} of {of}."
     return f"{words} It changes the model's results." if advice.changes else words
 
 

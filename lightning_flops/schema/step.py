@@ -19,14 +19,15 @@ class Advice:
     rule: str  #: Name of the rule.
     fact: str  #: What was measured, in a sentence: how much, of which rank, module or loader.
     remedy: str  #: What to do, in a sentence.
-    #: Share of a typical step that following it saves: at most if ``at_least`` is false. Pieces of advice may share
-    #: time. None: not known.
+    #: Share of a typical step that following it saves: at most if ``at_least`` is false, and about so much if that is
+    #: None. Pieces of advice may share time. None: not known.
     saves: float | None
     unless: str  #: When not to follow it, after "not": ``where a checkpoint fixes it``.
     threshold: str  #: Limit that the measured figure was held against, in words.
     source: str  #: Where the rule comes from.
     changes: bool = False  #: Whether following it changes what the model computes.
-    at_least: bool = False  #: Whether ``saves`` is the least, and not the most.
+    #: Whether ``saves`` is the least, and not the most; None: neither, as no figure of a starved run is a limit.
+    at_least: bool | None = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -227,6 +227,8 @@ def test_what_a_remedy_takes_away_whole_is_saved_at_least_where_nothing_runs_bes
     # The operator before it may have had the time: without this line alone nothing may be saved.
     long = replace(SAVES, rows=tuple(replace(one, is_long=True) for one in SAVES.rows))
     assert saving(only(replace(alone, causes={"line": (long,)}))) == " It can save up to 40.0% of a step."
+    starved = replace(alone, shares={"line": 0.4, "starved": 0.3})  # no figure of such a run is a limit
+    assert (only(starved).at_least, saving(only(starved))) == (None, " It saves about 40.0% of a step.")
     fused = replace(alone, shares={"optimizer": 0.4}, facts=RunFacts(optimizers=(FOREACH,)))
     assert (only(fused).saves, only(fused).at_least) == (0.4, False)  # a fused one takes its time, too
 

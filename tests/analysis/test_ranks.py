@@ -174,6 +174,17 @@ def test_late_rank_is_named_in_the_advice_with_its_cause_before_all_else() -> No
     assert "rank 2: its data wait takes 8 ms longer than theirs" in whole.advice[0].fact
 
 
+def test_no_size_of_advice_is_a_limit_where_a_rank_was_starved() -> None:
+    profile, answers = jobs.job(jobs.slow_loader())
+    starved = [
+        replace(one, profile=replace(one.profile, starved="It waited.")) if one.rank == 1 else one
+        for one in answers
+        if isinstance(one, RankRecord)
+    ]
+    found = [with_ranks(profile, those).advice[0] for those in (answers, starved)]
+    assert [(one.rule, one.at_least) for one in found] == [("straggler", False), ("straggler", None)]
+
+
 def test_what_ranks_wait_for_a_straggler_is_no_transfer() -> None:
     profile, answers = jobs.thousands(24)
     exposed = Advice(
