@@ -134,8 +134,8 @@ MUTATIONS = (
     ),
     Mutation(
         "analysis/rules.py",
-        "at_least=self.removes and evidence.runs_alone and",
-        "at_least=self.removes and",
+        "else self.removes and evidence.runs_alone and",
+        "else self.removes and",
         "analysis/test_advice.py",
     ),
     Mutation("analysis/rules.py", "evidence.runs_alone and is_sure", "evidence.runs_alone", "analysis/test_advice.py"),
