@@ -19,7 +19,6 @@ import numpy as np
 
 from lightning_flops.analysis.counts import parent_name, rows_of_both, summed
 from lightning_flops.analysis.differences import (
-    UNKNOWN_OTHERS,
     WALL,
     Figure,
     Floats,
@@ -43,6 +42,8 @@ from lightning_flops.analysis.trace_report import AnalyzedTrace, refuse_mixed_ra
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, PhaseBytes, TimePhase
 from lightning_flops.schema.comparison import (
+    SHARED,
+    STARTS,
     CalledDifference,
     Cause,
     Comparison,
@@ -51,16 +52,14 @@ from lightning_flops.schema.comparison import (
     TableName,
 )
 from lightning_flops.schema.profile import Profile, ThroughputSummary
-from lightning_flops.schema.step import TimingProfile
 from lightning_flops.schema.tables import STEP_PARTS
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.units import percent, plain, plural
+from lightning_flops.units import plain, plural
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _COMPUTING: tuple[TimePhase, ...] = ("forward", "backward", "optimizer")
 # What a part of a step that computes nothing of the model is a wait for.
 _WAITS: dict[str, Cause] = {"data_wait": "data", "transfer": "loop", "bubble": "communication", "other": "loop"}
-_OTHERS = 0.25  # from this share of the processors on, other programs slow a run without starving it
 _ERRORS = 4  # so many standard errors of both runs together may separate a module's times by figures
 
 
@@ -156,24 +155,13 @@ def _of_profile(profile: Profile, source: str) -> _Profiled:
             if name != "advice"
         },
         set_up=set_up_of(profile),
-        others=_others(profile, timing),
+        starts_share=SHARED if context.device_type == "cpu" else STARTS,
         starved=timing.starved_share or 0.0,
         lower_bound=profile.lower_bound,
         notes=[*(note for note, holds in limits.items() if holds), *profile.notes],
         inside={(part.name,): part for part in traced_parts if part.name in _COMPUTING},
         profile=profile,
     )
-
-
-def _others(profile: Profile, timing: TimingProfile) -> str:
-    """What other programs had of the processors that a run computes on, where that is much or not known."""
-    cores, own = int(profile.set_up.get("cores", 0)), ratio(part=timing.cpu_time_sec, whole=timing.global_step_sec)
-    if profile.context.device_type != "cpu":
-        return ""
-    if timing.cpu_system_ratio is None or own is None or not cores:
-        return UNKNOWN_OTHERS
-    share = timing.cpu_system_ratio - own / cores
-    return f"other programs had {percent(share)} of its processors" if share > _OTHERS else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -485,5 +473,5 @@ def _of_throughput(one: ThroughputSummary, source: str) -> Run:
         steps=len(batches),
         parts=parts,
         figures={name: Figure(value, steps, _WHY.get(name, "")) for name, (value, steps) in figures.items()},
-        others=UNKNOWN_OTHERS,
+        starts_share=SHARED,  # of what device, nothing says
     )

@@ -40,7 +40,6 @@ from lightning_flops.analysis.rates import FLOPS_PER_BYTE
 from lightning_flops.analysis.timing import whole_ns
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import (
-    SHARED,
     STARTS,
     Cause,
     CausedDifference,
@@ -55,7 +54,6 @@ from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, shown, 
 LEAST_STEPS = 4  # timed steps of each run, below which nothing is said of noise
 # Figures of the wall clock, which say little of a run that was starved of processors.
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
-UNKNOWN_OTHERS = "whether other programs ran beside it is not known"
 _STARVED = 0.05  # from this share of lost processor time on, the times of a run say little of its program
 # Student's t of ``CONFIDENCE``, two-sided, from two degrees of freedom on; the last of all beyond.
 _T = (9.92, 5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.95, 2.92, 2.90, 2.88, 2.86, 2.85)
@@ -99,7 +97,7 @@ class Run:
     parts: Mapping[Part, tuple[float, Floats]]  #: Seconds of each part, mean and in each step; a step is their sum.
     figures: Mapping[str, Figure]
     set_up: Mapping[str, str] = field(default_factory=dict)  #: How it is set up, its ``peaks`` among this, in words.
-    others: str = ""  #: Why another start of its program may differ by ``SHARED``, in words; empty: it may not.
+    starts_share: float = STARTS  #: By what another start of its program may differ.
     starved: float = 0.0  #: Share of its steps in which it was ready to run and had no processor.
     lower_bound: bool = False  #: Whether some of its FLOPs could not be counted.
     notes: Sequence[str] = ()  #: What limits a comparison with it, in sentences.
@@ -225,7 +223,6 @@ def _identity(side: Sequence[Run]) -> ComparedRun:
     first, several, share = side[0], len(side) > 1, statistics.median(run.starved for run in side)
     of = f"the steps of {len(side)} runs were timed they were" if several else "its steps were timed it was"
     waited = f"for {percent(share)} of the time in which {of} ready to run and had to wait for a processor."
-    others = next((run.others for run in side if run.others), "")
     which = "each" if len({run.about for run in side}) == 1 else "the first"
     slow = [f"{run.source} ({percent(run.starved)} of its time)" for run in side if run.starved > _STARVED]
     again = "Repeat such runs where nothing else runs" + (", or leave them out." if len(side) - len(slow) > 1 else ".")
@@ -235,8 +232,7 @@ def _identity(side: Sequence[Run]) -> ComparedRun:
         about=f"{plain(len(side))} runs, {which} {first.about}" if several else first.about,
         starved=waited if share > _STARVED else "",
         starved_runs=f"{', '.join(slow)} had to wait for a processor. {again}" if several and slow else "",
-        starts_share=SHARED if others else STARTS,
-        others=others,
+        starts_share=max(run.starts_share for run in side),
     )
 
 

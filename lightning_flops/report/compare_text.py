@@ -75,9 +75,7 @@ def comparison_headline(comparison: Comparison) -> str:
         return f"{words}; what of it is noise is not known."
     by_noise = "more than noise explains" if step.beyond_noise else "within noise"
     if step.beyond_noise and not comparison.is_told and comparison.kind != "traces":
-        others = [f"of {letter} {side.others}" for letter, side in _sides(comparison).items() if side.others]
         by_noise += f", but two starts of one program may differ by {comparison.starts_share:.0%} more"
-        by_noise += f": {', '.join(others)}" if others else ""
     ends = " to ".join(_signed(step.difference_ns + one) for one in (-noise, noise))
     runs = comparison.a.runs, comparison.b.runs
     by = "by one run a side" if runs == (1, 1) else "by {} and {} runs".format(*runs)
@@ -309,7 +307,7 @@ _WITHIN_RUNS = (
     "the next, or with what else the machine does, is not in it."
 )
 _ONE_RUN = (
-    f" So a cause is named from {STARTS:.0%} of the step beyond it on, beside other programs {SHARED:.0%}. Several "
+    f" So a cause is named from {STARTS:.0%} of the step beyond it on, on a CPU {SHARED:.0%}. Several "
     "runs a side show it: lightning-flops compare A1 A2 A3 -- B1 B2 B3."
 )
 _BETWEEN_RUNS = f"Noise is the spread of the runs of each side ({CONFIDENCE:.0%} by Student's t of their means)."

@@ -55,6 +55,7 @@ from lightning_flops.units import (
 
 _BAR_COLUMNS = 80  # the bar is not to be broken by a narrow terminal
 _CELLS = 40  # of a step's bar, all its parts together
+_SHORT_SEC = 3e-3  # below it, 0.1 ms that hearing costs beside our own work is over 3% of a step: `make bench-time`
 
 
 def summary(profile: Profile) -> list[str]:
@@ -143,6 +144,7 @@ def _step(profile: Profile) -> str:
         f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; mean of {which}: "
         f"{duration(timing.global_step_sec)}, {samples}{tokens}{in_all} over the "
         "wall clock.",
+        f"A {word} this short may read 0.1 ms too long." if timing.global_step.typical_sec < _SHORT_SEC else "",
         f"Left out of each {word}: {left_out}." if left_out else "",
     )
 

@@ -9,7 +9,7 @@ from typing import Literal
 from lightning_flops.schema import codec
 
 STARTS = 0.05  # two starts of one program may differ by this share, which one run a side does not show
-SHARED = 0.3  # and by this beside other programs, which slow each other through caches and memory
+SHARED = 0.3  # and by this on a CPU, whose caches, memory and cores other programs or machines use as well
 CONFIDENCE = 0.99  # of noise: at 95% one or two of a step's thirty parts and kernels would seem to differ in any runs
 
 #: What a difference comes from. Work: FLOPs changed, bytes changed, modules are new or gone. Efficiency: the same work,
@@ -125,16 +125,15 @@ class ComparedRun:
     starved: str = ""
     starved_runs: str = ""  #: Of several, which runs had too little, and what to do; also where the median had enough.
     #: By which share of a step another start of its program may differ, beyond the noise within it: ``STARTS``, or
-    #: ``SHARED`` where other programs had over a quarter of the processors that it computes on, or may have had.
+    #: ``SHARED`` where it computes on a CPU, or its device is not known.
     starts_share: float = STARTS
-    others: str = ""  #: Why it is ``SHARED``, in words; empty if it is not.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(codec.Shown):
     """Run B held against run A; immutable."""
 
-    VERSION = 6
+    VERSION = 7
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     kind: Literal["profiles", "traces", "throughput"]  #: What of the runs is compared.
     a: ComparedRun  #: The run that is compared with.

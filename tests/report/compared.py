@@ -136,13 +136,13 @@ def run(
     traced: TracedStep | Literal["host"] | None = "host",
     **window: Any,
 ) -> Profile:
-    """The profile of such a run; what is given stands instead of that of the first."""
+    """The profile of such a run, on a device; what is given stands instead of that of the first."""
     mlp = windows.mlp_window()
     counted = PhaseFlops.summed((one.phase, one.flops) for one in cells)
     modules = tuple(modules or (one for one in mlp.modules if one.name != "drop"))
     record = WindowRecord(
         profile_step=3,
-        context=context or mlp.context,
+        context=context or replace(mlp.context, device_type="xpu", device_name="xpu"),
         modules=modules,
         flops=FlopRecord(cells=tuple(cells), module_calls={one.name: 1 for one in modules}),
         counted_steps=(step(3, flops=counted),),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
+from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops, PhaseSeconds
 from lightning_flops.report.html_page import profile_view
 from lightning_flops.report.profile_document import name_of_all, own_sec, top_modules, without_advice
 from lightning_flops.report.text import figures, render_advice, render_text, summary, summary_lines
@@ -228,6 +228,18 @@ def test_each_rate_stands_beside_the_time_it_is_of() -> None:
     # 1.4 GFLOPs of 700 GFLOP/s: 2 ms of 30, of the breakdown's typical 20 a tenth.
     assert figures(profile) == "1.4 GFLOPs and 30 ms a step, 3,333 samples/s (wall clock), MFU 6.67%"
     assert re.search(r"^model FLOPs at the peak \(a typical step's MFU\) +2\.00 +10\.0%$", str(profile), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("shorter", "is_said"), [(1, False), (6, False), (7, True)])
+def test_it_is_said_that_short_steps_may_read_too_long(shorter: int, is_said: bool) -> None:
+    # The window's steps take 20 ms: a sixth of that is 3.3 ms, a seventh 2.9.
+    window = windows.mlp_window()
+    found = [asdict(one.seconds) for one in window.timed_steps if one.seconds is not None]
+    short = [PhaseSeconds(**{part: sec / shorter for part, sec in one.items()}) for one in found]
+    steps = [replace(step, seconds=one) for step, one in zip(window.timed_steps, short, strict=True)]
+    profile = build_profile(replace(window, timed_steps=tuple(steps)), config=ProfilerConfig())
+    text = " ".join(" ".join(summary_lines(profile)).split())
+    assert ("A step this short may read 0.1 ms too long." in text) is is_said
 
 
 # Model FLOPs, milliseconds and samples are worked out where the windows are made; MFU is FLOPs / time / peak.

@@ -39,7 +39,7 @@ def renamed() -> Comparison:
             cell("norm", "forward", 0, operator="aten.native_layer_norm", bytes_read=1_600_000),
         ],
         modules=modules,
-        context=replace(windows.CPU, torch_version="2.14.0", micro_batch_size=200),
+        context=replace(run().context, torch_version="2.14.0", micro_batch_size=200),
     )
     return compare_profiles(run(), b, sources=("logs/version_0/profile.json", "logs/version_1/profile.json"))
 
