@@ -294,10 +294,10 @@ class Recorder:
         self._settle_steps = min(max(self._settle_steps, steps), self._timing_steps)
 
     def resume(self) -> None:
-        """What is measured of a batch is in place: it goes on from here."""
+        """What is measured of a batch is in place: it goes on from here, and so does a step of which no batch ran."""
         if self.state is Phase.LINES:
             self._lines.resume()
-        elif isinstance(parts := self.parts, PhaseTimer):
+        elif isinstance(parts := self.parts, PhaseTimer) and not self._step.batches:
             parts.go_on()
 
     # ---- steps end

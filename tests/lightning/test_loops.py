@@ -530,26 +530,27 @@ def test_hooks_of_callbacks_are_other_time_and_cost_no_mark(
     assert marks[0] == marks[1] == marks[2]
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
 def test_half_of_the_steps_are_timed_without_marks_and_the_parts_are_scaled_to_them(
-    trainer: MakeTrainer, windows: list[Any], now: FakeNow
+    trainer: MakeTrainer, windows: list[Any], now: FakeNow, accumulate: int
 ) -> None:
     net, callback = new_net(), FlopsProfilerCallback(profile_step=0, timing_steps=16, trace=False)
     step = net.training_step
 
     def slow(batch: Any, batch_idx: int) -> Any:  # marks make it longer by a quarter
         assert callback.run is not None
-        now.sleep(5.0 if callback.run.window.recorder.marking else 4.0)
+        now.sleep((5.0 if callback.run.window.recorder.marking else 4.0) / accumulate)
         return step(batch, batch_idx)
 
     net.training_step = slow
-    trainer(callback).fit(net, loader(40))
+    trainer(callback, accumulate_grad_batches=accumulate).fit(net, loader(40 * accumulate))
     (window,) = windows
     assert [step.seconds.total for step in window.timed_steps] == [5.0] * 8
     assert window.plain_steps_sec == (4.0,) * 8
     profile = profile_of(callback)
     assert profile.timing is not None
     assert (profile.timing.forward_sec, profile.timing.global_step.mean_sec) == (4.0, 4.0)
-    assert profile.rates.samples_per_sec == BATCH / 4.0
+    assert profile.rates.samples_per_sec == accumulate * BATCH / 4.0
     assert profile.notes == ()
     text = " ".join(render_text(profile).split())
     assert "Step 0 counted, steps 3-10 timed by parts, 8 more as a whole." in text
