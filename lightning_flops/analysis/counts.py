@@ -70,8 +70,7 @@ def match_modules(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> dic
     """
     class_a = {one.name: one.type_name for one in a}
     found = {one.name: one.name for one in b if not one.name or class_a.get(one.name) == one.type_name}
-    taken = set(found.values())
-    left_a, left_b = [one for one in a if one.name not in taken], [one for one in b if one.name not in found]
+    left_a, left_b = ([one for one in modules if one.name not in found] for modules in (a, b))
     kinds_a, kinds_b = (
         [(one.type_name, one.extra_repr, one.params, one.total) for one in left] for left in (left_a, left_b)
     )
@@ -79,11 +78,8 @@ def match_modules(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> dic
         for mine, other in zip(left_a[place_a : place_a + length], left_b[place_b : place_b + length], strict=True):
             if mine.params or found.get(parent_name(other.name)) == parent_name(mine.name):
                 found[other.name] = mine.name
-                taken.add(mine.name)
-    for module in b:
-        if module.name in class_a and module.name not in taken:
-            found.setdefault(module.name, module.name)
-    return found
+    left = class_a.keys() - set(found.values())
+    return {one.name: one.name for one in b if one.name in left} | found
 
 
 def summed(amounts: Iterable[tuple[_Key, _Amount]], nothing: _Amount) -> dict[_Key, _Amount]:
@@ -221,10 +217,12 @@ class FlopCounts(codec.Printed):
 
     def by_module_and_operator(self) -> dict[str, dict[str, PhaseFlops]]:
         """FLOPs of each module with everything below it, by operator; what has no FLOPs is left out."""
-        cells = [cell for cell in self.record.cells if cell.flops]
+        cells = (cell for cell in self.record.cells if cell.flops)
         inside = grouped(((name, cell) for cell in cells for name in with_those_above(cell.module)), itemgetter(0))
-        by_name = {name: FlopCounts(FlopRecord(cells=tuple(cell for _, cell in of))) for name, of in inside.items()}
-        return {name: counts.by_operator() for name, counts in by_name.items()}
+        return {
+            name: FlopCounts(FlopRecord(cells=tuple(cell for _, cell in of))).by_operator()
+            for name, of in inside.items()
+        }
 
     def by_dtype(self) -> dict[str, PhaseFlops]:
         """FLOPs by the dtype of the arithmetic, such as ``bfloat16`` or ``tf32``."""

@@ -43,7 +43,7 @@ _SPAN = 8  # what a sample more takes is known by a batch larger by this share o
 Steps = Callable[[int | None, Collection[str]], StepTensors]
 
 
-class MemoryPrediction:
+class MemoryPrediction(codec.Printed):
     """Memory of a training step that did not run, to the byte of its tensors.
 
     ``print`` shows it as a table. What comes on top of tensors (CUDA's context, workspaces of cuBLAS, NCCL's buffers,
@@ -104,10 +104,6 @@ class MemoryPrediction:
     def to_json(self) -> str:
         """The report as JSON."""
         return self._report.to_json()
-
-    def __str__(self) -> str:
-        """The report as text, ending in a line break."""
-        return str(codec.above("report.text").render_text(self._report))
 
     def _largest(self, available: float | None) -> LargestBatch:
         if not isinstance(available, (int, float)) or isinstance(available, bool) or not 0 < available < math.inf:
@@ -247,7 +243,7 @@ def build_plan(
         **floors,
         stages=tuple(flops_by_phase(one.flops.cells) for one in stages),
         bubble=idle / (microbatches + idle) if stages else None,
-        runs=_runs(steps, floors, math.prod(planned.mesh.values()), price),
+        runs=() if steps is None else _runs(steps, floors, math.prod(planned.mesh.values()), price),
         notes=(
             *record.notes,
             *[
@@ -346,13 +342,19 @@ def _ring_share(kind: str, size: int) -> float:
     return 2 * (size - 1) / size if kind == "all_reduce" else float(size > 1)
 
 
-def _runs(steps: int | None, floors: Mapping[str, float], devices: int, price: float | None) -> tuple[PlannedRun, ...]:
+def _runs(steps: int, floors: Mapping[str, float], devices: int, price: float | None) -> tuple[PlannedRun, ...]:
     """So many *steps* at the floor, if there is one, and at the share of the peak that is usual, if that is slower."""
-    runs, floor = list[PlannedRun](), floors.get("floor_sec", math.inf)
+    floor = floors.get("floor_sec", math.inf)
     usual = floor * floors.get("mfu_at_most", 0.0) / _USUAL_MFU
-    for at, step_sec in (("the floor", floor), ("40% of the peak", usual)):
-        if steps is not None and floor <= step_sec < math.inf:
-            hours = steps * step_sec / _HOUR
-            cost = None if price is None else price * hours * devices
-            runs.append(PlannedRun(at=at, steps=steps, hours=hours, device_hours=hours * devices, price=cost))
-    return tuple(runs)
+    paces = {"the floor": floor, "40% of the peak": usual}
+    hours = {at: steps * step_sec / _HOUR for at, step_sec in paces.items() if floor <= step_sec < math.inf}
+    return tuple(
+        PlannedRun(
+            at=at,
+            steps=steps,
+            hours=one,
+            device_hours=one * devices,
+            price=None if price is None else price * one * devices,
+        )
+        for at, one in hours.items()
+    )

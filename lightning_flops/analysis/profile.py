@@ -346,7 +346,11 @@ def _phases(
         return {}
     steps = max(1, len(window.counted_steps))
     in_order = dict.fromkeys((ROLLOUT, SCORING, TRAINING, *window.phases, *seconds))
-    flops = {name: _of_model(window.phases.get(name, {})) for name in (*filter(ran.__contains__, in_order), REST)}
+    of_model = {
+        name: [(dtype, spent) for (bucket, dtype), spent in of.items() if bucket in _OF_MODEL]
+        for name, of in window.phases.items()
+    }
+    flops = {name: summed(of_model.get(name, ()), 0) for name in (*filter(ran.__contains__, in_order), REST)}
     of_step = {name: whole(sum(spent.values()), of=steps) for name, spent in flops.items()}
     of_step[TRAINING] += model_flops - sum(of_step.values())  # each is rounded
     found = {}
@@ -363,11 +367,6 @@ def _phases(
     if ROLLOUT in found:
         found[ROLLOUT] = _with_tokens(found[ROLLOUT], window, timed or window.counted_steps)
     return found
-
-
-def _of_model(flops: BucketFlops) -> dict[str, int]:
-    """Forward and backward by dtype."""
-    return summed(((dtype, spent * (bucket in _OF_MODEL)) for (bucket, dtype), spent in flops.items()), 0)
 
 
 def _with_tokens(rollout: PhaseProfile, window: WindowRecord, steps: Sequence[StepRecord]) -> PhaseProfile:

@@ -241,8 +241,10 @@ def _dtypes(profiles: Iterable[Profile]) -> tuple[DtypeFlops, ...]:
     """FLOPs of all ranks by dtype."""
     alike = grouped((one for profile in profiles for one in profile.dtypes), lambda one: one.dtype)
     names = [one.name for one in fields(DtypeFlops) if one.name != "dtype"]
-    sums = {dtype: {name: sum(getattr(one, name) for one in of) for name in names} for dtype, of in alike.items()}
-    return tuple(DtypeFlops(dtype=dtype, **of) for dtype, of in sums.items())
+    return tuple(
+        DtypeFlops(dtype=dtype, **{name: sum(getattr(one, name) for one in of) for name in names})
+        for dtype, of in alike.items()
+    )
 
 
 def _job_rates(profiles: Sequence[Profile]) -> tuple[JobRates, dict[str, str]]:
@@ -294,46 +296,38 @@ _PARTIAL = "Calls of {} in groups that have ranks without a trace here, so waiti
 
 def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankCollectiveRow, ...]], tuple[str, ...]]:
     """The collectives of each rank by name, the longest first, and sentences on what could not be matched."""
-    tables = [defaultdict[str, Counter[str]](Counter) for _ in ranks]
-    together = defaultdict[tuple[object, str, int | None], list[tuple[Counter[str], CollectiveCalls]]](list)
-    missing: Counter[tuple[str, str]] = Counter()
-    for table, listed in zip(tables, ranks, strict=True):
-        for one in listed:
-            sums = table[one.name]
-            sums.update(calls=one.calls, ns=one.total_ns, bytes=one.bytes or 0, without_bytes=one.bytes is None)
-            together[one.group or id(one), one.name, one.step].append((sums, one))
+    every = [(place, one) for place, listed in enumerate(ranks) for one in listed]
+    together = grouped(every, lambda item: (item[1].group or id(item), item[1].name, item[1].step))
+    tables, missing = [defaultdict[str, list[_Matched]](list) for _ in ranks], Counter[tuple[str, str]]()
     for (_, name, _), taking_part in together.items():
-        calls = [one.calls for _, one in taking_part]
+        calls, known = [one.calls for _, one in taking_part], 0
         if len(calls) < 2 or len(set(calls)) > 1:
             missing[_UNMATCHED, name] += sum(calls)
-            continue
-        if len(calls) < (taking_part[0][1].group_size or 0):
-            missing[_PARTIAL, name] += calls[0]
-        _add_waiting(taking_part)
-    rows = [tuple(sorted(map(_row, one.items()), key=lambda row: (-row.latency_us, row.name))) for one in tables]
-    notes = [sentence.format(name, calls) for (sentence, name), calls in sorted(missing.items())]
-    return rows, tuple(notes) if len(ranks) > 1 else ()
+        else:  # of calls that one rank left out no transfer is known
+            known = min(len(one.latency_ns) for _, one in taking_part)
+            missing[_PARTIAL, name] += calls[0] * (len(calls) < (taking_part[0][1].group_size or 0))
+        latency_ns = np.array([one.latency_ns[:known] for _, one in taking_part], dtype=np.int64)
+        transfer_ns = int(latency_ns.min(axis=0).sum())
+        for (place, one), total_ns in zip(taking_part, latency_ns.sum(axis=1).tolist(), strict=True):
+            tables[place][name].append((one, known, transfer_ns, total_ns - transfer_ns))
+    rows = [tuple(sorted(map(_row, one.values()), key=lambda row: (-row.latency_us, row.name))) for one in tables]
+    notes = [sentence.format(name, calls) for (sentence, name), calls in sorted((+missing).items())]
+    return rows, tuple(notes)
 
 
-def _add_waiting(taking_part: Sequence[tuple[Counter[str], CollectiveCalls]]) -> None:
-    """Add to each rank's sums how long calls that belong together were a transfer, and how long it waited."""
-    known = min(len(one.latency_ns) for _, one in taking_part)  # of calls that one rank left out no transfer is known
-    latency_ns = np.array([one.latency_ns[:known] for _, one in taking_part], dtype=np.int64)
-    transfer_ns = int(latency_ns.min(axis=0).sum())
-    for (sums, _), total_ns in zip(taking_part, latency_ns.sum(axis=1).tolist(), strict=True):
-        sums.update(matched=known, transfer_ns=transfer_ns, wait_ns=total_ns - transfer_ns)
+_Matched = tuple[CollectiveCalls, int, int, int]  # of which so many were matched, their ns of transfer and of waiting
 
 
-def _row(item: tuple[str, Counter[str]]) -> RankCollectiveRow:
-    name, sums = item
+def _row(calls: Sequence[_Matched]) -> RankCollectiveRow:
+    every, matched, transfer_ns, wait_ns = zip(*calls, strict=True)
     return RankCollectiveRow(
-        name=name,
-        calls=sums["calls"],
-        matched_calls=sums["matched"],
-        bytes=None if sums["without_bytes"] else sums["bytes"],
-        latency_us=sums["ns"] * 1e-3,
-        transfer_us=sums["transfer_ns"] * 1e-3 if sums["matched"] else None,
-        wait_us=sums["wait_ns"] * 1e-3 if sums["matched"] else None,
+        name=every[0].name,
+        calls=sum(one.calls for one in every),
+        matched_calls=sum(matched),
+        bytes=sum_if_all_known(one.bytes for one in every),
+        latency_us=sum(one.total_ns for one in every) * 1e-3,
+        transfer_us=sum(transfer_ns) * 1e-3 if any(matched) else None,
+        wait_us=sum(wait_ns) * 1e-3 if any(matched) else None,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from lightning_flops.analysis.counts import parent_name, pattern_of
+from lightning_flops.analysis.counts import grouped, parent_name, pattern_of
 from lightning_flops.analysis.evidence import Evidence, of_optimizer, saved_of_wait, share_of_wait, words_of_loader
 from lightning_flops.analysis.rates import rate, rate_of_rollout, scoring_gain
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
@@ -129,9 +129,7 @@ def _repeated_calls(evidence: Evidence) -> Mapping[str, str]:
 
 def _some(names: Sequence[str]) -> str:
     """The first of *names*, repeated layers together: "2 x layers.*.dropout"."""
-    alike: dict[str, list[str]] = {}
-    for name in names:
-        alike.setdefault(name if name.isdecimal() else pattern_of(name), []).append(name)  # a lone star says nothing
+    alike = grouped(names, lambda name: name if name.isdecimal() else pattern_of(name))  # a lone star says nothing
     words = [f"{len(of)} x {pattern}" if of[1:] else of[0] or "the root" for pattern, of in alike.items()]
     more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
     return f"{', '.join(words[:_NAMED])}{more}"

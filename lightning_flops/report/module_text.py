@@ -116,11 +116,9 @@ def _marked(profile: Profile, value: float | None, unit: str = "", mark: str = "
 
     Under DeepSpeed nothing stands before a value of DeepSpeed's lines: the label and the paragraph say what it is.
     """
-    if is_under_deepspeed(profile):
-        mark, bound = mark.replace("estimated", ""), ""
-    else:
-        bound = "lower bound" if profile.lower_bound else ""
-    words = ", ".join(filter(None, (mark, bound)))
+    under_deepspeed = is_under_deepspeed(profile)
+    bound = "lower bound" if profile.lower_bound and not under_deepspeed else ""
+    words = ", ".join(filter(None, (mark.replace("estimated", "") if under_deepspeed else mark, bound)))
     return f"({words}) {amount(value, unit)}" if words and value is not None else amount(value, unit)
 
 

@@ -40,7 +40,6 @@ from lightning_flops.schema.plan import (
     MemoryReport,
     ModuleMemory,
     Plan,
-    PlannedRun,
 )
 from lightning_flops.schema.profile import Profile, ThroughputSummary
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
@@ -200,7 +199,11 @@ def plan_section(plan: Plan) -> Section:
         stages | ({} if plan.bubble is None else {"bubble of the pipeline": percent(plan.bubble)}),
         Table(plan.collectives, columns, whole=True) if plan.collectives else "No collectives.",
         _floor(plan),
-        {f"{plain(one.steps)} steps at {one.at}": _run_words(one) for one in plan.runs},
+        {
+            f"{plain(one.steps)} steps at {one.at}": f"{plain(one.hours)} hours, {plain(one.device_hours)} device hours"
+            + ("" if one.price is None else f", price {plain(one.price)}")
+            for one in plan.runs
+        },
         *plan.notes,
     ]
     about = f"One step of rank {plan.rank} of the mesh {sizes}{batch}, counted without the job. A floor is no forecast."
@@ -209,10 +212,9 @@ def plan_section(plan: Plan) -> Section:
 
 def _held_words(memory: MemoryReport | None) -> str:
     """The peak, and its largest kinds."""
-    if memory is None:
-        return f"{NOT_AVAILABLE} (not all storages are seen)"
-    kinds = ", ".join(f"{kind} {si(size, 'B')}" for kind, size in list(memory.at_peak.items())[:3])
-    return f"{si(memory.peak_bytes, 'B')} ({kinds})"
+    kinds = [f"{kind} {si(size, 'B')}" for kind, size in (memory.at_peak.items() if memory else ())]
+    peak = NOT_AVAILABLE if memory is None else si(memory.peak_bytes, "B")
+    return f"{peak} ({', '.join(kinds[:3]) if memory else 'not all storages are seen'})"
 
 
 def _floor(plan: Plan) -> dict[str, str]:
@@ -239,11 +241,6 @@ _FLOORS = {
     "floor of the step, communication hidden": "floor_sec",
     "floor of the step, nothing hidden": "exposed_floor_sec",
 }
-
-
-def _run_words(run: PlannedRun) -> str:
-    price = "" if run.price is None else f", price {plain(run.price)}"
-    return f"{plain(run.hours)} hours, {plain(run.device_hours)} device hours{price}"
 
 
 # ---- what was counted, its formula, and the throughput of a run as Paddle prints it

@@ -217,9 +217,6 @@ def modules_section(profile: Profile, *, most: int) -> Section:
     if not found:
         return Section(title, "", [f"{NOT_AVAILABLE}: no module was seen to have FLOPs."])
 
-    def reached(members: Sequence[ModuleProfile]) -> float | None:
-        return share_of_peak(members) if all(one.own == one.total for one in members) else None
-
     columns = [
         Column("module", lambda item: name_of_all(item[0]), str),
         Column("class", lambda item: item[0][0].type_name or NOT_DESCRIBED, str, left=True),
@@ -228,7 +225,7 @@ def modules_section(profile: Profile, *, most: int) -> Section:
         share("share", at("1")),
         Column("calls", lambda item: profile.per_step(sum(one.calls for one in item[0]))),
         Column("", lambda item: profile.per_step(sum(one.own.total for one in item[0])), unit="FLOPs"),
-        share("of peak", lambda item: reached(item[0])),
+        share("of peak", lambda item: None if any(one.own != one.total for one in item[0]) else share_of_peak(item[0])),
     ]
     added_up = any(len(group) > 1 for group, _ in found[:most])
     elsewhere, own = (one.forward + one.backward for one in (profile.outside, profile.modules[0].total))

@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.analysis.formula import FlopsFormula
+from lightning_flops.analysis.plan import MemoryPrediction
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections, ranks_section
 from lightning_flops.report.document import VIEW, Section, View, as_html, draw, draw_all, sentences, some_of
@@ -78,7 +79,7 @@ def _said(profile: Profile) -> tuple[list[str], list[str]]:
         profile.unexplained or without_advice(profile)
     ]
     starved = profile.starved and f"{STARVED} {profile.starved.partition('. ')[0]}."
-    above = [_what(profile), _step(profile), starved, *(first if profile.timing else ()), _utilization(profile)]
+    above = [_what(profile), _step(profile), starved, *((*first, _utilization(profile)) if profile.timing else ())]
     return above, [_phases(profile), _stalls(profile), _flops(profile)]
 
 
@@ -157,8 +158,6 @@ def _left_out(timing: TimingProfile) -> str:
 
 def _utilization(profile: Profile) -> str:
     mfu, hfu, peaks_of = profile.job_rates.mfu, profile.job_rates.hfu, profile.peaks_flops_per_sec
-    if profile.timing is None:
-        return ""
     if mfu is None or hfu is None:
         reason = profile.job_unavailable.get("mfu") or profile.job_unavailable.get("hfu", "")
         known = "MFU and HFU" if mfu is None else f"MFU {percent(mfu)}, HFU"
@@ -259,6 +258,7 @@ _DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
     FlopCounts: lambda counts: [counts_section(counts)],
     FlopsFormula: lambda formula: [formula_section(formula.report())],
     FormulaReport: lambda report: [formula_section(report)],
+    MemoryPrediction: lambda prediction: [predicted_section(prediction.report())],
     MemoryReport: lambda report: [predicted_section(report)],
     Plan: lambda plan: [plan_section(plan)],
     ThroughputSummary: lambda summary: [run_section(summary)],
