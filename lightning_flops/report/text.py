@@ -9,7 +9,6 @@ from typing import Any
 
 from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.analysis.formula import FlopsFormula
-from lightning_flops.analysis.plan import MemoryPrediction
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections, ranks_section
 from lightning_flops.report.document import VIEW, Section, View, as_html, draw, draw_all, sentences, some_of
@@ -256,9 +255,7 @@ _DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
     Profile: lambda profile: short_sections(profile, lines=5, advice=4, notes=2),
     Comparison: comparison_sections,
     FlopCounts: lambda counts: [counts_section(counts)],
-    FlopsFormula: lambda formula: [formula_section(formula.report())],
     FormulaReport: lambda report: [formula_section(report)],
-    MemoryPrediction: lambda prediction: [predicted_section(prediction.report())],
     MemoryReport: lambda report: [predicted_section(report)],
     Plan: lambda plan: [plan_section(plan)],
     ThroughputSummary: lambda summary: [run_section(summary)],
@@ -315,6 +312,7 @@ def line(report: Profile | ThroughputSummary | Comparison) -> str:
 
 
 def _sections(report: object) -> Iterable[Section]:
+    report = getattr(report, "report", lambda: report)()  # a formula, and a prediction of memory, make one when asked
     if type(report) not in _DOCUMENTS:
         raise TypeError(f"render_text takes a Profile and the like, got {type(report).__name__}")
     return _DOCUMENTS[type(report)](report)
