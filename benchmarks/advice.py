@@ -1,12 +1,13 @@
 """Whether the first advice names what is planted in a program, is silent on clean ones, and saves what it says.
 
 ``make bench-advice`` runs each program of ``advice_programs`` under the profiler, in a process of its own. Once that is
-done, steps that nothing watches run with the cause and under the remedy that was advised, in turns, so that both have
-the same machine; a training of Lightning or transformers runs again as a whole. *Quiet*: alone. *Busy*: beside a
-process that keeps one core busy. *Named first*: the first advice is of the rule, and names the line's function, the
-hook, the module or the rank. *Saved*: of the time of a sample in a typical step, the mean of the middle half. *Size
-right*: a figure "at most" (<=) covers that and is at most twice it; a figure "at least" (>=) is covered by it, and it
-is at most twice the figure; both within five points. Records of earlier passes stay in a file, so the passes may be run
+done, steps that nothing watches run with the cause and under the remedy that was advised: nine pairs of blocks, in
+turns, so that both have the same machine; of Lightning or transformers each block is a training of its own. *Quiet*:
+alone. *Busy*: beside a process that keeps one core busy. *Named first*: the first advice is of the rule, and names the
+line's function, the hook, the module or the rank. *Saved*: of the time of a sample in a typical step, the mean of the
+middle half of a block: the median of the pairs, and their middle half. *Size right*: a figure "at most" (<=) covers
+that median and is at most twice it; a figure "at least" (>=) is covered by it, and it is at most twice the figure; both
+within five points. Records of earlier passes stay in a file, so the passes may be run
 on different days: ``python -m benchmarks.advice --runs 6 --only quiet``.
 
 The second table holds the share of each planted statement by the samples of its lines beside that by a clock around it,
@@ -84,7 +85,7 @@ def is_named(record: dict[str, Any]) -> bool:
 def is_sized(record: dict[str, Any]) -> bool | None:
     """Whether what obeying saved keeps the bound, and the smaller of both is at least half; None where not known.
 
-    What is saved varies by a few points between two runs of the same program.
+    The profile's steps and those that the benchmark times vary by a few points between two runs of a program.
     """
     found, (share, at_least) = saved(record), bound(record)
     low, high = (share, found) if at_least else (found, share)
@@ -93,10 +94,14 @@ def is_sized(record: dict[str, Any]) -> bool | None:
 
 def saved(record: dict[str, Any]) -> float | None:
     """The share of a sample's time that obeying saved; None where no program can obey: to load less, or earlier."""
-    if first_rule(record) == "data_wait_full":
-        return None
-    before, after = record.get("seconds"), record.get("obeyed")
-    return None if not before or not after else 1.0 - after / before
+    found = savings(record)
+    return statistics.median(found) if found else None
+
+
+def savings(record: dict[str, Any]) -> list[float]:
+    """The same of each pair of blocks."""
+    pairs = [] if first_rule(record) == "data_wait_full" else record.get("pairs", ())
+    return [1.0 - after / before for before, after in pairs]
 
 
 def bound(record: dict[str, Any]) -> tuple[float | None, bool]:
@@ -116,6 +121,13 @@ def _percent(values: Sequence[float | None]) -> str:
     return f"{statistics.median(known):.0%}" if known else "–"
 
 
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{middle:.0%} ({low:.0%} to {high:.0%})"
+
+
 def _of(hits: Sequence[bool]) -> str:
     return f"{sum(hits)} of {len(hits)}" if hits else "–"
 
@@ -131,18 +143,17 @@ def page(records: Sequence[dict[str, Any]]) -> list[str]:
     for name, cause in PLANTED.items():
         planted.append([name, cause.rule, cause.where])
         for found in (by[which, name] for which in _PASSES):
-            savings = [one for one in map(saved, found) if one is not None]
-            least = f" ({min(savings):.0%})" if savings else ""
+            of_pairs = [one for record in found for one in savings(record)]
             sized = [one for one in map(is_sized, found) if one is not None]
             planted[-1] += [_of([is_named(one) for one in found]), _figure(found)]
-            planted[-1] += [f"{_percent(savings)}{least}", _of(sized)]
+            planted[-1] += [_spread(of_pairs), _of(sized)]
     clean: list[list[str]] = []
     for name in CLEAN:
         clean.append([name])
         for rules in ([first_rule(one) for one in by[which, name]] for which in _PASSES):
             said = sorted({rule for rule in rules if rule is not None})
             clean[-1].append(_of([rule is not None for rule in rules]) + (f" ({', '.join(said)})" if said else ""))
-    words = ("named first", "figure", "saved, median (least)", "size right")
+    words = ("named first", "figure", "saved, median (middle half)", "size right")
     columns = [f"{which}: {word}" for which in _PASSES for word in words]
     falsely = [f"{which}: false first advice" for which in _PASSES]
     tables = [*table(["program", "rule", "names", *columns], planted), "", *table(["clean program", *falsely], clean)]
@@ -164,11 +175,12 @@ def _clocks(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
         found = [one for one in records if one.get("by_lines") is not None and one.get("by_clocks")]
         close = [abs(one["by_lines"] - one["by_clocks"]) <= _POINTS for one in found]
         near[which] += close
-        rest = [one["seconds"] * (1.0 - one["by_clocks"]) for one in found]
+        times = [tuple(map(statistics.median, zip(*one["pairs"], strict=True))) for one in found]
+        rest = [before * (1.0 - one["by_clocks"]) for one, (before, _) in zip(found, times, strict=True)]
         if found:
             shares = [_percent([one[by_what] for one in found]) for by_what in ("by_lines", "by_clocks")]
-            times = " -> ".join(_micros(sec) for sec in (rest, [one["obeyed"] for one in found]))
-            rows.append([name, which, *shares, _of(close), times])
+            words = " -> ".join(_micros(sec) for sec in (rest, [after for _, after in times]))
+            rows.append([name, which, *shares, _of(close), words])
     yield from table(head, rows)
     yield ""
     yield from (f"- {which}: within five points in {_of(close)} runs." for which, close in near.items() if close)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, FlopsProfilerTrainerCallback
 
-from .advice_parts import CLOCK, Samples, Step, WholeBatches, perceptron
+from .advice_parts import CLOCK, PAIRS, Samples, Step, WholeBatches, in_turns, perceptron
 
-_STEPS, _BATCH, _WIDTH, _TIMED = 130, 64, 384, 40
+_BATCH, _WIDTH = 64, 384
+_PROFILED, _LEFT_OUT, _BLOCK = 90, 8, 20
+"""Steps of the profiled fit, and of a block of steps that is timed, whose first ones are left out."""
 
 
 class Hook(NamedTuple):
@@ -26,27 +28,33 @@ class Hook(NamedTuple):
     cause: Callable[..., object]
 
 
-class _Ends:
-    """The last steps, by when each ended, and what the clock had then."""
+class _Fit:
+    """When each step of a fit ended, what the clock had then, and what the hook does in it."""
 
-    def __init__(self) -> None:
-        self.ends: list[tuple[float, float]] = []
+    def __init__(self, hook: Hook | None, *, in_turns: bool) -> None:
+        self.hook, self.in_turns, self.ends = hook, in_turns, list[tuple[float, float]]()
+        self.mark()
 
     def mark(self) -> None:
         """A step ends here."""
         self.ends.append((time.perf_counter(), CLOCK.seconds))
 
+    def does(self, name: str, module: Any) -> None:
+        """What the hook of this *name* does: where blocks run in turns, in those with the cause."""
+        block = (len(self.ends) - 1) // _BLOCK
+        if self.hook is not None and self.hook.name == name and not (self.in_turns and (block + 1) // 2 % 2):
+            self.hook.cause(module)
+
     def steps(self) -> list[Step]:
-        """Those after the window."""
-        pairs = list(pairwise(self.ends))[-_TIMED:]
-        return [Step(after[0] - before[0], after[1] - before[1]) for before, after in pairs]
+        """All of them, the first with what came before it."""
+        return [Step(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(self.ends)]
 
 
-def _samples(hook: Hook | None) -> Samples:
+def _samples(hook: Hook | None, steps: int) -> Samples:
     """Whole batches, or samples one by one, of which each takes what the *hook* does to load it."""
     load = None if hook is None or hook.name != "load" else hook.cause
     samples = WholeBatches(bool, _WIDTH) if load is None else Samples(load, _WIDTH)
-    samples.rows = samples.rows.repeat(3, 1)[: _STEPS * _BATCH]
+    samples.rows = samples.rows.repeat(5, 1)[: steps * _BATCH]
     return samples
 
 
@@ -64,11 +72,25 @@ class Lightning:
         self.hook = hook if workers is None or (hook is not None and hook.name == "load") else None
         self.workers = workers
 
-    def fit(self) -> tuple[Any, list[Step]]:
-        """The profile, and the steps after its window."""
+    def profile(self) -> Any:
+        """That of a fit."""
+        return self.fit(_PROFILED, is_profiled=True)[0]
+
+    def beside(self, other: Lightning) -> Iterator[tuple[list[Step], list[Step]]]:
+        """Blocks of its steps and of the *other's*, in turns; in one fit where a hook can stop."""
+        if other.hook is not None:
+            return in_turns(self._block, other._block)
+        steps = iter(self.fit(2 * PAIRS * _BLOCK, in_turns=True)[1])
+        return in_turns(*[lambda: list(islice(steps, _BLOCK))[_LEFT_OUT:]] * 2)
+
+    def _block(self) -> list[Step]:
+        return self.fit(_BLOCK)[1][_LEFT_OUT:]
+
+    def fit(self, steps: int, *, is_profiled: bool = False, in_turns: bool = False) -> tuple[Any, list[Step]]:
+        """The profile, if there is one, and the steps."""
         import lightning  # a fork of it alone needs it
 
-        hook, ends = self.hook, _Ends()
+        hook, fit = self.hook, _Fit(self.hook, in_turns=in_turns)
 
         class Net(lightning.LightningModule):
             def __init__(self) -> None:
@@ -77,8 +99,7 @@ class Lightning:
 
             def training_step(self, batch: torch.Tensor) -> torch.Tensor:
                 loss = self.net(batch).square().mean()
-                if hook is not None and hook.name == "training_step":
-                    hook.cause(self)
+                fit.does("training_step", self)
                 return loss  # type: ignore[no-any-return]
 
             def configure_optimizers(self) -> Any:
@@ -86,44 +107,41 @@ class Lightning:
 
         class Ends(lightning.Callback):
             def on_train_batch_end(self, *_: Any) -> None:
-                ends.mark()
+                fit.mark()
 
         class Slow(lightning.Callback):
             def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
-                self._at("on_train_batch_end", module)
+                fit.does("on_train_batch_end", module)
 
             def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
-                self._at("on_train_batch_start", module)
+                fit.does("on_train_batch_start", module)
 
             def on_before_optimizer_step(self, trainer: Any, module: Any, *_: Any) -> None:
-                self._at("on_before_optimizer_step", module)
-
-            def _at(self, name: str, module: Any) -> None:
-                if hook is not None and hook.name == name:
-                    hook.cause(module)
+                fit.does("on_before_optimizer_step", module)
 
         with tempfile.TemporaryDirectory() as folder:
             profiler = FlopsProfilerCallback(profile_step=3, html=False)
             trainer = lightning.Trainer(
                 max_epochs=1, accelerator="cpu", default_root_dir=folder, enable_progress_bar=False, logger=True,
-                enable_model_summary=False, enable_checkpointing=False, callbacks=[profiler, Slow(), Ends()],
+                enable_model_summary=False, enable_checkpointing=False,
+                callbacks=[*[profiler][:is_profiled], Slow(), Ends()],
             )  # fmt: skip
             loader = DataLoader(
-                _samples(hook), batch_size=_BATCH, collate_fn=_batch, num_workers=self.workers or 0,
+                _samples(hook, steps), batch_size=_BATCH, collate_fn=_batch, num_workers=self.workers or 0,
                 persistent_workers=bool(self.workers),
             )  # fmt: skip
             trainer.fit(Net(), loader)
-        return profiler.profile, ends.steps()
+        return profiler.profile, fit.steps()
 
 
 class Transformers(Lightning):
     """A training of transformers' Trainer."""
 
-    def fit(self) -> tuple[Any, list[Step]]:
-        """The profile, and the steps after its window."""
+    def fit(self, steps: int, *, is_profiled: bool = False, in_turns: bool = False) -> tuple[Any, list[Step]]:
+        """The profile, if there is one, and the steps."""
         import transformers  # a fork of it alone needs it
 
-        hook, ends = self.hook, _Ends()
+        hook, fit = self.hook, _Fit(self.hook, in_turns=in_turns)
 
         class Net(nn.Module):
             def __init__(self) -> None:
@@ -135,9 +153,8 @@ class Transformers(Lightning):
 
         class Slow(transformers.TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-                if hook is not None and hook.name == "on_step_end":
-                    hook.cause(model)
-                ends.mark()
+                fit.does("on_step_end", model)
+                fit.mark()
 
         with tempfile.TemporaryDirectory() as folder:
             profiler = FlopsProfilerTrainerCallback(profile_step=3, html=False)
@@ -147,8 +164,8 @@ class Transformers(Lightning):
                 dataloader_num_workers=self.workers or 0 if hook is not None else 0,
             )  # fmt: skip
             trainer = transformers.Trainer(
-                Net(), arguments, data_collator=lambda rows: {"rows": _batch(rows)}, train_dataset=_samples(hook),
-                callbacks=[profiler, Slow()],
+                Net(), arguments, data_collator=lambda rows: {"rows": _batch(rows)},
+                train_dataset=_samples(hook, steps), callbacks=[*[profiler][:is_profiled], Slow()],
             )  # fmt: skip
             trainer.train()
-        return profiler.profile, ends.steps()
+        return profiler.profile, fit.steps()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from itertools import chain, repeat
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+
+T = TypeVar("T")
 
 
 class Clock:
@@ -47,6 +49,20 @@ def typical(steps: Sequence[Step]) -> Step:
     ordered = sorted(steps)
     middle = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
     return Step(*map(fmean, zip(*middle, strict=True)))
+
+
+PAIRS = 9
+"""Blocks of steps with the cause, and as many under the remedy."""
+
+
+def in_turns(one: Callable[[], T], other: Callable[[], T]) -> Iterator[tuple[T, T]]:
+    """What both return, in turns, so that both have the same machine; each is first in every other pair."""
+    for number in range(PAIRS):
+        if number % 2:
+            second = other()
+            yield one(), second
+        else:
+            yield one(), other()
 
 
 class Program(NamedTuple):

@@ -10,6 +10,7 @@ import math
 import multiprocessing
 import os
 import re
+import statistics
 import tempfile
 import time
 from collections import deque
@@ -29,12 +30,14 @@ from tests.corpus.case import Parts
 
 from .advice_causes import CAUSES
 from .advice_frameworks import Lightning, Transformers
-from .advice_parts import CLOCK, Planted, Program, Samples, Step, WholeBatches, perceptron, same, typical
+from .advice_parts import CLOCK, Planted, Program, Samples, Step, WholeBatches, in_turns, perceptron, same, typical
 
 FORK = multiprocessing.get_context("fork")
-ROUNDS, STEPS, SECONDS, LEFT_OUT = 4, 10, 0.15, 10
-"""Blocks of steps that the program itself times, once the profiler is done: with the cause and under the remedy in
-turns, so that both have the same machine. The first steps of a block are left out: caches, and what loaders fetched."""
+SECONDS, STEPS, LEFT_OUT = 0.2, 10, 10
+"""Of a block of steps that the program itself times, once the profiler is done. The first steps are left out: caches,
+and what loaders fetched."""
+
+_FIRST = 4  # steps at least, of programs whose steps are long
 
 _WINDOW_STEPS = 34
 """Counted, left alone, timed, warmed up and traced ones."""
@@ -54,7 +57,8 @@ def recurrent() -> nn.Module:
     return Parts(lambda net, rows: net.layer(rows)[0], layer=nn.LSTM(64, 64, batch_first=True))
 
 
-def _decode() -> None:
+def decode() -> None:
+    """A sample is computed."""
     sum(number * number for number in range(20_000))
 
 
@@ -69,7 +73,7 @@ def slow_storage(workers: int | None) -> Program:
 
 def slow_decoding(workers: int | None) -> Program:
     """Each sample is computed."""
-    return Program(perceptron(layers=12), _loader(_decode, workers or 0), 16)
+    return Program(perceptron(layers=12), _loader(decode, workers or 0), 16)
 
 
 def many_samples(workers: int | None) -> Program:
@@ -161,7 +165,7 @@ def late_rank(workers: int | None) -> Program:
 
 PLANTED: dict[str, Planted] = {
     "slow_storage": Planted(slow_storage, "data_wait", "__getitem__"),
-    "slow_decoding": Planted(slow_decoding, "data_wait", "_decode"),
+    "slow_decoding": Planted(slow_decoding, "data_wait", "decode"),
     "many_samples": Planted(many_samples, "data_wait_short"),
     "padded": Planted(padded, "padding"),
     "tensor_by_tensor": Planted(tensor_by_tensor, "optimizer", "AdamW"),
@@ -199,8 +203,8 @@ def run(name: str, obey: int | None, keep: Path | None) -> dict[str, Any]:
     """
     make = PLANTED[name].make if name in PLANTED else lambda workers: CLEAN[name]()
     program = make(obey)
-    trained = _Trained(program) if isinstance(program, Program) else None
-    profile, steps = program.fit() if trained is None else (trained.profile(), list[Step]())
+    own = _trained(program)
+    profile = own.profile()
     if keep is not None and profile is not None:
         keep.write_text(profile.to_json())
     advice = [] if profile is None else profile.advice
@@ -213,24 +217,20 @@ def run(name: str, obey: int | None, keep: Path | None) -> dict[str, Any]:
     workers = re.search(r"num_workers=(\d+)", " ".join(one.remedy for one in advice))
     torch.manual_seed(0)
     remedied = make(int(workers[1]) if workers else 0)
-    under_remedy = list[Step]()
-    if trained is None:
-        under_remedy = remedied.fit()[1]
-    else:
-        other = _Trained(remedied)
-        for _ in range(ROUNDS):
-            steps += trained.timed()
-            under_remedy += other.timed()
-    samples, own = program.samples, typical(steps)
+    pairs = [(typical(one), typical(other).seconds) for one, other in own.beside(_trained(remedied))]
     lines = None if profile is None or profile.lines is None else profile.lines.rows
     function = PLANTED[name].where.rpartition(" ")[2]
     shares = [one.share or 0.0 for one in lines or () if one.function.rpartition(".")[2] == function]
     return found | {
-        "seconds": own.seconds / samples,
-        "obeyed": typical(under_remedy).seconds / remedied.samples,
-        "by_clocks": own.cause_sec / own.seconds,
+        "pairs": [(one.seconds / program.samples, other / remedied.samples) for one, other in pairs],
+        "by_clocks": statistics.median(one.cause_sec / one.seconds for one, _ in pairs),
         "by_lines": sum(shares) if shares else None,
     }
+
+
+def _trained(program: Any) -> Any:
+    """What has a profile, and blocks of steps that nothing watches: a fit of a framework has both itself."""
+    return _Trained(program) if isinstance(program, Program) else program
 
 
 class _Trained:
@@ -250,11 +250,18 @@ class _Trained:
                 self.steps(LEAST_STEPS + min(MOST_STEPS, most))
         return profiler.profile
 
+    def beside(self, other: _Trained) -> Iterator[tuple[list[Step], list[Step]]]:
+        """Blocks of its steps and of the *other's*, in turns."""
+        return in_turns(self.timed, other.timed)
+
     def timed(self) -> list[Step]:
         """A block of steps that nothing watches."""
-        first = self.steps(LEFT_OUT)
-        is_alone = not torch.distributed.is_initialized()  # other ranks must take as many
-        return self.steps(max(STEPS, math.ceil(SECONDS / typical(first).seconds)) if is_alone else STEPS)
+        if torch.distributed.is_initialized():  # other ranks must take as many
+            self.steps(LEFT_OUT)
+            return self.steps(STEPS)
+        step_sec = typical(self.steps(_FIRST)).seconds
+        self.steps(min(LEFT_OUT - _FIRST, math.ceil(SECONDS / step_sec)))
+        return self.steps(max(_FIRST, math.ceil(SECONDS / step_sec)))
 
     def steps(self, count: int) -> list[Step]:
         """So many steps."""

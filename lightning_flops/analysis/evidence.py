@@ -39,9 +39,9 @@ _LEAST_OF_COMPUTE = 0.15  # a line of the user's around the model, where the mod
 DATA_WAIT = "data wait"  # the part's name for people
 _TRAINERS = ("lightning.pytorch", "pytorch_lightning", "transformers")  # frameworks that run the loop themselves
 # What is left of a wait whose dataset hands over whole batches, at least and at most: a sampler and an iterator, and a
-# framework's fetcher. Plain loaders took 0.02 to 0.05 ms for batches of 8 to 64, those of Lightning and of transformers
-# 0.22 to 0.28 ms.
-FETCH_SEC, FRAMEWORK_FETCH_SEC = (0.00002, 0.00005), (0.00022, 0.0003)
+# framework's fetcher. Plain loaders took 0.02 to 0.04 ms for batches of 8 to 64, those of Lightning and of transformers
+# 0.20 to 0.33 ms: ``python -m benchmarks.loading``.
+FETCH_SEC, FRAMEWORK_FETCH_SEC = (0.00002, 0.00005), (0.0002, 0.0003)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,7 +420,7 @@ def of_optimizer(evidence: Evidence) -> Mapping[str, str]:
 
 
 # A worker process hands a batch over in about a millisecond: no shorter wait is saved by one. That is its own work, at
-# least what a worker takes more than the loop for batches of 32 KB.
+# least what a worker takes more than the loop for batches of 32 KB: ``python -m benchmarks.loading``.
 LEAST_WAIT_SEC, HAND_OVER_SEC = 0.001, 0.0004
 
 
