@@ -140,10 +140,8 @@ def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: floa
         step_sec = timing.global_step.typical_sec
         parts = {part.name: ratio(part=part.typical_sec, whole=step_sec) or 0.0 for part in timing.parts}
         compute_sec = timing.seconds_of("forward", "backward", typical=True)
-        times |= {"step_sec": step_sec, "parts": parts}
-        times["compute_share"] = ratio(part=compute_sec, whole=step_sec)
-        shares["optimizer"] = parts.get("optimizer")
-        shares["heat_limited"] = timing.heat_limited_share
+        times |= {"step_sec": step_sec, "parts": parts, "compute_share": ratio(part=compute_sec, whole=step_sec)}
+        shares |= {"optimizer": parts.get("optimizer"), "heat_limited": timing.heat_limited_share}
     on_several = context.device_type == "cuda" and context.world_size > 1 and facts.nccl is not False
     return Evidence(
         shares=shares,
@@ -380,26 +378,29 @@ def _misaligned(
 
 def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
     """*evidence* and what the tables of *trace* show."""
-    mean, kernel_share = trace.step_times.mean, evidence.kernel_share
-    found: dict[str, float | None] = {}
-    if trace.overlap is not None:
-        found["exposed_communication"] = ratio(part=trace.overlap.exposed_us, whole=trace.overlap.wall_us)
-    if mean.kernel_us is not None:
-        kernel_share = ratio(part=mean.kernel_us, whole=mean.wall_us)
-        # The parts of a step exclude one another, so what no device event and no wait for data fills is idle. The wait
-        # is that of the traced step itself: the timed steps' may be another.
-        others = (mean.memcpy_us, mean.memset_us, mean.communication_us, mean.data_loader_us)
-        busy = ratio(part=mean.kernel_us + sum(part or 0.0 for part in others), whole=mean.wall_us)
-        found["idle"] = max(0.0, 1.0 - (busy or 0.0))
-    if (kernels := trace.kernel_summary) is not None:
-        found["short_kernels"] = kernels.short_calls_ratio
-        if kernels.tensor_core_ratio == 0:
-            found["tensor_core_eligible"] = kernels.tensor_core_eligible_ratio
-    if trace.transfers is not None and trace.device_metrics:
-        pageable = [row for row in trace.transfers if "Pageable -> Device" in row.name]
-        pageable_us = sum(row.device.total_us for row in pageable if row.device is not None)
-        found["pageable_copies"] = ratio(part=pageable_us, whole=mean.wall_us * len(trace.step_times.steps))
-    return replace(evidence, shares={**evidence.shares, **found}, kernel_share=kernel_share)
+    mean, kernels, overlap = trace.step_times.mean, trace.kernel_summary, trace.overlap
+    # The parts of a step exclude one another, so what no device event and no wait for data fills is idle. The wait is
+    # that of the traced step itself: the timed steps' may be another.
+    parts = (mean.kernel_us, mean.memcpy_us, mean.memset_us, mean.communication_us, mean.data_loader_us)
+    busy = ratio(part=sum(part or 0.0 for part in parts), whole=mean.wall_us)
+    pageable = [row.device for row in trace.transfers or () if "Pageable -> Device" in row.name]
+    pageable_us = sum(device.total_us for device in pageable if device is not None)
+    found = {
+        "exposed_communication": None if overlap is None else ratio(part=overlap.exposed_us, whole=overlap.wall_us),
+        "idle": None if mean.kernel_us is None or busy is None else max(0.0, 1.0 - busy),
+        "short_kernels": None if kernels is None else kernels.short_calls_ratio,
+        "tensor_core_eligible": kernels.tensor_core_eligible_ratio
+        if kernels is not None and kernels.tensor_core_ratio == 0
+        else None,
+        "pageable_copies": None
+        if trace.transfers is None or not trace.device_metrics
+        else ratio(part=pageable_us, whole=mean.wall_us * len(trace.step_times.steps)),
+    }
+    kernel_share = ratio(part=mean.kernel_us, whole=mean.wall_us)
+    shares = {**evidence.shares, **found}
+    return replace(
+        evidence, shares=shares, kernel_share=evidence.kernel_share if kernel_share is None else kernel_share
+    )
 
 
 def of_optimizer(evidence: Evidence) -> Mapping[str, str]:

@@ -97,38 +97,33 @@ _shared = lru_cache(maxsize=8)(tuple[str, ...])  # of thousands of ranks, one co
 def make_rank_record(profile: Profile) -> RankRecord:
     """The record of the rank that *profile* is of."""
     timed = {module.name: module.times for module in profile.modules if module.times is not None}
-    traced, rank, of_trace, error_sec = profile.traced, profile.context.rank, None, None
-    if traced is not None:
-        table = traced.tables and traced.tables.modules
-        errors_us = [row.own_error_us for row in table.rows] if table and table.clock == "host" else [None]
-        error_sec = None if None in errors_us else 1e-6 * math.hypot(*(one or 0.0 for one in errors_us))
-        if traced.tables is not None and (overlap := traced.tables.overlap) is not None:
-            of_trace = TracedRank(rank=rank, steps=traced.steps, overlap=overlap, collectives=traced.collectives)
-        traced = replace(traced, tables=None, filling=None, collectives=())
+    traced, rank, tables = profile.traced, profile.context.rank, getattr(profile.traced, "tables", None)
+    overlap, modules = getattr(tables, "overlap", None), getattr(tables, "modules", None)
+    errors_us: list[Any] = [row.own_error_us for row in modules.rows] if modules and modules.clock == "host" else [None]
+    small = traced and replace(traced, tables=None, filling=None, collectives=())
     none: dict[str, tuple[()]] = dict.fromkeys(("modules", "operators", "advice", "notes"), ())
     return RankRecord(
-        profile=replace(profile, traced=traced, ranks=None, budget=None, lines=None, uncounted={}, **none),  # type: ignore[arg-type]
-        traced=of_trace,
+        profile=replace(profile, traced=small, ranks=None, budget=None, lines=None, uncounted={}, **none),  # type: ignore[arg-type]
+        traced=TracedRank(rank=rank, steps=traced.steps, overlap=overlap, collectives=traced.collectives)
+        if traced and overlap
+        else None,
         module_names=tuple(timed),
         own_forward_ns=array("q", [round(1e9 * times.own_forward_sec) for times in timed.values()]),
-        modules_error_sec=error_sec,
+        modules_error_sec=None if None in errors_us else 1e-6 * math.hypot(*errors_us),
         own_backward_ns=array("q", [round(1e9 * (times.own_backward_sec or 0)) for times in timed.values()]),
     )
 
 
 def pack(record: RankRecord | RankAbsence) -> bytes:
     """*record* in at most ``RECORD_LIMIT_BYTES``, without modules and single calls where it must, or ValueError."""
-    sent: list[RankRecord | RankAbsence] = [record]
     if isinstance(record, RankAbsence):
-        sent = [record._replace(reason=record.reason[:500])]
-    else:
-        none: dict[str, Any] = {"module_names": (), "own_forward_ns": array("q"), "own_backward_ns": array("q")}
-        traced = record.traced and replace(
-            record.traced,
-            collectives=tuple(replace(one, latency_ns=array("q")) for one in record.traced.collectives),
-        )
-        sent.append(replace(record, traced=traced, is_shortened=True, **none))
-    for one in sent:
+        return zlib.compress(_encoder.encode(record._replace(reason=record.reason[:500])), 1)
+    none: dict[str, Any] = {"module_names": (), "own_forward_ns": array("q"), "own_backward_ns": array("q")}
+    traced = record.traced and replace(
+        record.traced,
+        collectives=tuple(replace(one, latency_ns=array("q")) for one in record.traced.collectives),
+    )
+    for one in (record, replace(record, traced=traced, is_shortened=True, **none)):
         encoded = _encoder.encode(one)
         packed = zlib.compress(encoded, 1)
         if len(packed) <= RECORD_LIMIT_BYTES and len(encoded) <= _INFLATED_LIMIT_BYTES:

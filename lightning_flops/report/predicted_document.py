@@ -92,16 +92,13 @@ def _checkpointed(report: MemoryReport) -> Iterator[str]:
 def _largest_words(report: MemoryReport, largest: LargestBatch) -> str:
     """The largest batch that fits, and the line that the peak follows near it, or how much steeper it gets there."""
     size, peak, more = largest.size, largest.peak_bytes, largest.bytes_per_sample
-    words = (
-        f"Largest batch in {si(report.available_bytes, 'B')}: {plain(size) if size else 'none, not one sample fits'}"
-    )
-    if peak is not None:
-        words += f", with a peak of {si(peak, 'B')}"
+    reaches = "" if peak is None else f", with a peak of {si(peak, 'B')}"
     if peak is not None and more is not None:
         rest, step = peak - more * size, si(more, "B")
         near = f", near which peak = {si(rest, 'B')} + {step} × batch"
-        words += near if rest >= 0 else f"; in a batch an eighth larger each sample more takes {step} on average"
-    return f"{words}."
+        reaches += near if rest >= 0 else f"; in a batch an eighth larger each sample more takes {step} on average"
+    fits = plain(size) if size else "none, not one sample fits"
+    return f"Largest batch in {si(report.available_bytes, 'B')}: {fits}{reaches}."
 
 
 def _by_pattern(modules: Sequence[ModuleMemory]) -> list[tuple[str, int, int, int]]:

@@ -366,8 +366,10 @@ def flops_section(profile: Profile) -> Section:
     columns += [Column("", lambda row: bytes_of.get(row[1], ""), unit="B")] if moved.total else []
     if ranks is not None:
         of_all, of_model = ranks.flops, ranks.flops_of_model
-        columns.append(Column(whose(ranks) or "all ranks", lambda row: getattr(of_all, row[1])))
-        columns.append(Column("one model", lambda row: at(row[1])(of_model)))
+        columns += [
+            Column(whose(ranks) or "all ranks", lambda row: getattr(of_all, row[1])),
+            Column("one model", lambda row: at(row[1])(of_model)),
+        ]
     note = sentences(
         "Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. Attention",
         "that is flagged causal counts half the score matrix."
