@@ -424,7 +424,9 @@ class WindowRecord:
     flops: FlopRecord
     counted_steps: tuple[StepRecord, ...]  # one step; several where signatures keep changing
     timed_steps: tuple[StepRecord, ...]
-    plain_steps_sec: tuple[float, ...] = ()  # seconds of more such steps, of which no part was timed
+    plain_steps: tuple[
+        StepRecord, ...
+    ] = ()  # more such steps, timed as a whole: their parts are in none of ``seconds``
     timing_steps: int  # how many timed steps were asked for
     settle_steps: int = 0
     phases: Mapping[str, BucketFlops] = field(default_factory=dict)  # what of *flops* each phase of the steps did

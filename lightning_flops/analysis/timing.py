@@ -31,7 +31,7 @@ _LEAST_PLAIN = 4  # from fewer steps no typical one is known
 _LONGEST_SEC = 1e9  # thirty years: no step takes longer
 
 
-def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float, list[float]]:
+def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float, list[StepRecord]]:
     """The steps of *window* whose times are possible, how many times as long as a plain one they took, and plain ones.
 
     No part is negative or absurd, and their sum is above zero. Marks cost time, on a host-bound GPU above all. So the
@@ -40,10 +40,12 @@ def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float, list[flo
     """
     found = [(step, asdict(step.seconds)) for step in window.timed_steps if step.seconds is not None]
     timed = [(step, of) for step, of in found if sum(of.values()) > 0 and all(map(_is_duration, of.values()))]
-    plain = [seconds for seconds in window.plain_steps_sec if 0 < seconds <= _LONGEST_SEC]
+    plain = [one for one in window.plain_steps if one.seconds is not None and 0 < one.seconds.total <= _LONGEST_SEC]
     if not timed or len(plain) < _LEAST_PLAIN:
         return [step for step, _ in timed], 1.0, []
-    longer = _typical([sum(of.values()) for _, of in timed]) / _typical(plain)
+    longer = _typical([sum(of.values()) for _, of in timed]) / _typical(
+        [one.seconds.total for one in plain if one.seconds is not None]
+    )
     return [_times_as_long(step, 1 / longer) for step, _ in timed], longer, plain
 
 
@@ -54,12 +56,12 @@ def _times_as_long(step: StepRecord, factor: float) -> StepRecord:
     return replace(step, seconds=PhaseSeconds(**seconds), reader_sec=reader_sec)
 
 
-def _as_whole_ones(steps: Sequence[StepRecord], whole_sec: Sequence[float]) -> list[StepRecord]:
-    """Each of *steps* is as long as the one of *whole_sec* that has its place by length, all its parts alike.
+def _as_whole_ones(steps: Sequence[StepRecord], whole: Sequence[StepRecord]) -> list[StepRecord]:
+    """Each of *steps* is as long as the one of *whole* that has its place by length, all its parts alike.
 
     Of other numbers it is as long as the mean of those in its place, so that the mean of all is theirs.
     """
-    wall = [one.seconds.total for one in steps if one.seconds is not None]
+    wall, whole_sec = ([one.seconds.total for one in of if one.seconds is not None] for of in (steps, whole))
     shared = math.lcm(len(wall), len(whole_sec))
     lengths, many = sorted([*whole_sec] * (shared // len(whole_sec))), shared // len(wall)
     in_order = sorted(range(len(wall)), key=wall.__getitem__)
@@ -78,11 +80,11 @@ def build_timing(
     trains: bool = True,
     processor: ProcessorLoss | None = None,
     longer: float = 1.0,
-    whole_sec: Sequence[float] = (),
+    whole: Sequence[StepRecord] = (),
 ) -> TimingProfile | None:
     """Means and spread over *steps*, whose times are possible; None without any.
 
-    *steps* were so many times *longer*, as the *processor* knows them. Those of *whole_sec* were timed as a whole: how
+    *steps* were so many times *longer*, as the *processor* knows them. Those of *whole* were timed as a whole: how
     long steps are is of them, and how that is divided of *steps*, and where those stalled. Of *mixed_phases*, which
     cannot be separated, only the sum is given. Phases of training that took no time are not there in a run that does
     not train.
@@ -91,7 +93,7 @@ def build_timing(
         return None
     mixed = tuple(phase for phase in _PHASES if phase in set(mixed_phases))
     stalls = _stalls(*_parts(steps, mixed, trains=trains))
-    steps = _as_whole_ones(steps, whole_sec) if whole_sec else steps
+    steps = _as_whole_ones(steps, whole) if whole else steps
     step, parts = _parts(steps, mixed, trains=trains)
     measured = processor or ProcessorLoss(seconds=0.0, batches_sec=(), waited_share=None)  # nothing is known
     readers = [one.reader_sec for one in steps if one.reader_sec is not None and _is_duration(one.reader_sec)]
@@ -101,9 +103,9 @@ def build_timing(
         global_step=step,
         # None: the wait was not timed apart, and so not by the host.
         reader_sec=fmean(readers) if len(readers) == len(steps) and "data_wait" not in mixed else None,
-        excluded_sec=_excluded_sec(steps),
-        excludes_in_each=all(any(one.excluded_sec.values()) for one in steps),
-        whole_steps=len(whole_sec),
+        excluded_sec=_excluded_sec([*steps, *whole]),
+        excludes_in_each=all(any(one.excluded_sec.values()) for one in [*steps, *whole]),
+        whole_steps=len(whole),
         longer=longer,
         processor_steps_sec=_by_step([spent / longer for spent in measured.batches_sec], len(steps)),
         starved_share=measured.waited_share,

@@ -51,15 +51,14 @@ def notes_on_times(
     *watched* steps ran while some were timed; work of the *mixed* phases ran, in part, in another of them; *complete*
     are counts and times that the window did not end before.
     """
-    timed = len(window.timed_steps) + len(window.plain_steps_sec)
+    timed = len(window.timed_steps) + len(window.plain_steps)
     if not complete:
         yield f"{window.context.activity} ended before the window closed."
     if mixed:
-        names = " and ".join(mixed)
         yield (
-            f"In the counted step, work of one phase ran where the loop was in another ({names}), as with "
-            "autograd.grad in a forward, a backward the loop does not see, or a forward in a callback or of a model "
-            "that was not given, such as a teacher: these times cannot be separated, their sum is true."
+            f"In the counted step, work of one phase ran where the loop was in another ({' and '.join(mixed)}), as "
+            "with autograd.grad in a forward, a backward the loop does not see, or a forward in a callback or of a "
+            "model that was not given, such as a teacher: these times cannot be separated, their sum is true."
         )
     if not clocked:
         yield "This device has no clock this profiler can read without stopping it, so no phase was timed."

@@ -129,13 +129,13 @@ class Measured:
         known = (counted.forwards, counted.backwards, counted.updates)
         return signature.batches == counted.batches and all(map(operator.contains, ((0, one) for one in known), heard))
 
-    def timed(self, timer: PhaseTimer) -> tuple[list[StepRecord], list[float]]:
-        """The steps that can be compared with what was counted, and the seconds of those without parts."""
+    def timed(self, timer: PhaseTimer) -> tuple[list[StepRecord], list[StepRecord]]:
+        """The steps that can be compared with what was counted, and those of which no part was timed."""
         timer.clock.settle()
-        alike = (one for one in self.watched if self.is_comparable(one[0].signature))
-        plain = (timer.read(*one) for one in self.plain if self.may_be_comparable(one[0].signature))
-        plain_sec = [one.seconds.total for one in plain if one.seconds is not None]
-        return [timer.read(*one) for one in alike], plain_sec
+        return (
+            [timer.read(*one) for one in self.watched if self.is_comparable(one[0].signature)],
+            [timer.read(*one) for one in self.plain if self.may_be_comparable(one[0].signature)],
+        )
 
 
 def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
@@ -415,7 +415,7 @@ class Recorder:
 
     def _record(self, measured: Measured, context: RunContext) -> WindowRecord:
         mixed, tracer = measured.counter.mixed, self._tracer
-        timed, plain_sec = ([], []) if self._timer is None else measured.timed(self._timer)
+        timed, plain = ([], []) if self._timer is None else measured.timed(self._timer)
         window = WindowRecord(
             profile_step=self._profile_step,
             context=context,
@@ -423,7 +423,7 @@ class Recorder:
             flops=measured.counter.flops,
             counted_steps=tuple(measured.counted),
             timed_steps=tuple(timed),
-            plain_steps_sec=tuple(plain_sec),
+            plain_steps=tuple(plain),
             timing_steps=self._timing_steps,
             settle_steps=self._settle_steps,
             phases=measured.counter.phases,

@@ -303,10 +303,12 @@ def without_advice(profile: Profile) -> str:
         else "No rule names a cause"
     )
     says = f"{found}: {part.name} takes {percent(part.typical_sec / timing.global_step.typical_sec)} of a step"
-    if rows and not rows[0].only_enters:
-        return f"{says}, most of it at {rows[0].where}: {rows[0].start}{'' if rows[0].start.endswith('…') else '.'}"
-    entering = percent(sum(row.share or 0.0 for row in rows))
-    return f"{says}, {entering} in {profile.context.whose_loop}." if rows and part.name == "other" else f"{says}."
+    if not rows:
+        return f"{says}."
+    first = rows[0]
+    inside = profile.context.whose_loop if "other" in part.name else f"what {first.where} calls"
+    place = f"in {inside}." if first.only_enters else f"at {first.where}: {first.start}."
+    return f"{says}, {percent(first.share)} {place}".replace("….", "…")
 
 
 def notes_sections(notes: Sequence[str], *, most: int | None = None) -> list[Section]:

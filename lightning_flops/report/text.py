@@ -139,20 +139,27 @@ def _step(profile: Profile) -> str:
     in_all = " in all" if profile.context.world_size > 1 else ""
     few = f" (few steps: {len(profile.timed_steps)} timed)" if timing.few_steps else ""
     which = f"those {plain(timing.whole_steps)}" if timing.whole_steps else plain(timing.timed_steps)
-    left_out = _left_out(timing)
+    left_out, step_sec, steps = _left_out(timing), timing.global_step_sec, timing.timed_steps + timing.whole_steps
+    # What lies between some steps is said here if it takes over a tenth of their time.
+    between = [f"{cause} {duration(sec)}" for cause, sec in timing.excluded_sec.items() if sec > steps * step_sec / 10]
     return sentences(
         f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; mean of {which}: "
-        f"{duration(timing.global_step_sec)}, {samples}{tokens}{in_all} over the "
+        f"{duration(step_sec)}, {samples}{tokens}{in_all} over the "
         "wall clock.",
         f"A {word} this short may read 0.1 ms too long." if timing.global_step.typical_sec < _SHORT_SEC else "",
         f"Left out of each {word}: {left_out}." if left_out else "",
+        f"Between these {steps} {plural(word, steps)}, and in none of them: {', '.join(between)}."
+        if between and not left_out
+        else "",
     )
 
 
 def _left_out(timing: TimingProfile) -> str:
     """What each step left out, in seconds a step; empty if some step left out nothing."""
     causes = timing.excluded_sec.items() if timing.excludes_in_each else ()
-    return ", ".join(f"{cause} {duration(seconds / timing.timed_steps)}" for cause, seconds in causes)
+    return ", ".join(
+        f"{cause} {duration(seconds / (timing.timed_steps + timing.whole_steps))}" for cause, seconds in causes
+    )
 
 
 def _utilization(profile: Profile) -> str:

@@ -220,13 +220,13 @@ class TimingProfile:
     parts: tuple[PartTiming, ...]
     global_step: PartTiming  #: The whole step.
     reader_sec: float | None  #: Host seconds a step inside the data loader, hidden behind device work or not.
-    #: Wall time between the timed steps that belongs to none of them, summed, by cause.
+    #: Wall time between the steps, timed by parts or as a whole, that belongs to none of them, summed, by cause.
     excluded_sec: Mapping[str, float]
     #: How many steps more were timed as a whole. How long steps are is of these: each of the timed ones, and its parts
     #: alike, is scaled to the one of these that has its place by length. 0: there are none, and nothing is scaled.
     whole_steps: int = 0
     longer: float = 1.0  #: How many times as long as these the timed steps took, for the marks between their parts.
-    #: Whether there is some in each timed step: then the loop's own seconds a step are more than these.
+    #: Whether there is some in each of them: then the loop's own seconds a step are more than these.
     excludes_in_each: bool = False
     #: Processor time of this process in each timed step, all its threads together; empty if it is not known.
     processor_steps_sec: tuple[float, ...] = ()

@@ -16,6 +16,7 @@ from lightning_flops.records import (
     Extremes,
     PhaseSeconds,
     ProcessorLoss,
+    StepRecord,
 )
 from lightning_flops.run.throughput import Monitor
 from lightning_flops.schema.profile import Spread, ThroughputSummary
@@ -25,8 +26,17 @@ from tests.fake_clock import FakeNow
 from tests.report import windows
 
 
+def forward_steps(number: int) -> list[StepRecord]:
+    return [windows.step(at, seconds=PhaseSeconds(forward=1.0)) for at in range(number)]
+
+
 def timing(*steps: PhaseSeconds) -> TimingProfile:
     return known(build_timing([windows.step(at, seconds=one) for at, one in enumerate(steps)], mixed_phases=()))
+
+
+def whole(*seconds: float) -> tuple[StepRecord, ...]:
+    """Steps that were timed as a whole."""
+    return tuple(windows.step(at, seconds=PhaseSeconds(other=one)) for at, one in enumerate(seconds, 8))
 
 
 def forwards(*seconds: float) -> TimingProfile:
@@ -61,7 +71,7 @@ def test_all_that_is_of_steps_timed_by_parts_is_scaled_to_those_timed_as_a_whole
     window = replace(
         windows.mlp_window(),
         timed_steps=tuple(windows.step(at, seconds=seconds, reader_sec=1.25) for at in range(8)),
-        plain_steps_sec=(4.0,) * 6,
+        plain_steps=whole(*(4.0,) * 6),
         processor=ProcessorLoss(seconds=40.0, batches_sec=(2.5,) * 8, waited_share=None),
     )
     profile = windows.build_profile(window, config=ProfilerConfig())
@@ -72,11 +82,30 @@ def test_all_that_is_of_steps_timed_by_parts_is_scaled_to_those_timed_as_a_whole
     assert "0-7 timed by parts, 6 more as a whole." in text and "mean of those 6: 4 s" in text
     assert "They took 25.0% longer than the 6 that were timed as a whole" in text
     assert "CPU (process) 50.0% of a processor" in text and "The data loader ran" not in text
-    grown = windows.build_profile(replace(window, plain_steps_sec=(10.0,) * 6), config=ProfilerConfig())
+    grown = windows.build_profile(replace(window, plain_steps=whole(*(10.0,) * 6)), config=ProfilerConfig())
     assert "They took 50.0% less than" in " ".join(str(grown).split()) and "Rough: steps got longer" not in text
     assert "Rough: steps got longer meanwhile, maybe not all parts alike." in " ".join(str(grown).split())
-    few = windows.build_profile(replace(window, plain_steps_sec=(4.0,) * 3), config=ProfilerConfig())
+    few = windows.build_profile(replace(window, plain_steps=whole(*(4.0,) * 3)), config=ProfilerConfig())
     assert "as a whole" not in str(few) and "mean of 8: 5 s" in str(few)
+
+
+def test_what_lies_between_steps_is_of_all_timed_ones_and_in_the_summary_if_it_takes_a_tenth_of_their_time() -> None:
+    """An evaluation of 3 s after every fourth of 16 steps of 1 s, and a checkpoint of half a second: 12 s and 0.5 s."""
+    steps = [*forward_steps(8), *whole(*(1.0,) * 8)]
+    for at in range(0, 16, 4):
+        steps[at] = replace(steps[at], excluded_sec={"validation": 3.0, **({"checkpoint": 0.5} if at == 12 else {})})
+    window = replace(windows.mlp_window(), timed_steps=tuple(steps[:8]), plain_steps=tuple(steps[8:]))
+    profile = windows.build_profile(window, config=ProfilerConfig())
+    found, text = known(profile.timing), " ".join(str(profile).split())
+    assert (found.global_step_sec, found.excluded_sec) == (1.0, {"checkpoint": 0.5, "validation": 12.0})
+    assert "over the wall clock. Between these 16 steps, and in none of them: validation 12 s." in text
+    assert "Between steps: checkpoint 500 ms, validation 12 s." in text
+    each = [replace(one, excluded_sec={"validation": 3.0}) for one in steps]
+    window = replace(window, timed_steps=tuple(each[:8]), plain_steps=tuple(each[8:]))
+    text = " ".join(str(windows.build_profile(window, config=ProfilerConfig())).split())
+    assert "over the wall clock. Left out of each step: validation 3 s." in text and "Between these" not in text
+    window = replace(window, plain_steps=tuple(steps[8:]))  # not each of those timed as a whole leaves it out
+    assert not known(windows.build_profile(window, config=ProfilerConfig()).timing).excludes_in_each
 
 
 def test_how_long_steps_are_is_of_those_timed_as_a_whole_and_where_they_stalled_of_the_others() -> None:
@@ -85,7 +114,7 @@ def test_how_long_steps_are_is_of_those_timed_as_a_whole_and_where_they_stalled_
     window = replace(
         windows.mlp_window(),
         timed_steps=tuple(windows.step(at, seconds=late if at == 3 else usual) for at in range(8)),
-        plain_steps_sec=(2.0, 12.0, *(2.0,) * 6),
+        plain_steps=whole(2.0, 12.0, *(2.0,) * 6),
     )
     found = known(windows.build_profile(window, config=ProfilerConfig()).timing)
     step = found.global_step
@@ -96,7 +125,7 @@ def test_how_long_steps_are_is_of_those_timed_as_a_whole_and_where_they_stalled_
     assert found.seconds_of("data_wait", "forward") == pytest.approx(step.mean_sec)
     stalls = known(found.stalls)
     assert (stalls.steps, stalls.part) == (1, "data wait") and stalls.seconds == pytest.approx(2.0)
-    uneven = replace(window, plain_steps_sec=(1.0, 2.0, 2.0, 3.0))
+    uneven = replace(window, plain_steps=whole(1.0, 2.0, 2.0, 3.0))
     step = known(windows.build_profile(uneven, config=ProfilerConfig()).timing).global_step
     assert (step.mean_sec, step.typical_sec) == pytest.approx((2, 2))
 

@@ -71,12 +71,15 @@ def test_what_was_compiled_again_is_counted_with_the_reason_that_torch_gives() -
     metrics: Any = torch._dynamo.utils
     torch._dynamo.reset()  # a layer of another size, compiled before, would be why this one is compiled anew
     metrics.clear_compilation_metrics()
-    model: Any = torch.compile(nn.Linear(4, 4), backend="aot_eager", dynamic=False)
+    model: Any = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Dropout()), backend="aot_eager", dynamic=False)
     gather = partial(gather_run_facts, model, device=torch.device("cpu"), optimizers=None, loader_workers=None)
     model(torch.ones(2, 4)).sum().backward()
     assert gather().recompilations == 0  # the forward and its backward are two compilations, and the first ones
     for rows in (3, 5, 3):
         model(torch.ones(rows, 4)).sum().backward()
+    with torch.no_grad():
+        model(torch.ones(3, 4))
+    model.eval()(torch.ones(3, 4))  # an evaluation has code of its own, as it must
     torch._dynamo.reset()
     assert gather().recompilations == 2
     assert gather().recompilation_reason.endswith("size mismatch at index 0. expected 3, actual 5")

@@ -40,9 +40,13 @@ def graph_breaks() -> Counter[str]:
 
 
 def recompilations() -> list[str]:
-    """Why the compiler has compiled anew what it had compiled in this process; it keeps the latest 64 compilations."""
+    """Why the compiler has compiled anew what it had compiled in this process; it keeps the latest 64 compilations.
+
+    Not where a model that trains is evaluated, too: each of the two is compiled once.
+    """
     latest: Any = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", list)()
-    return [str(one.recompile_reason) for one in latest if getattr(one, "recompile_reason", None)]
+    reasons = [str(getattr(one, "recompile_reason", None) or "").partition("#")[0] for one in latest]
+    return [why for why in reasons if why and not any(one in why for one in (": grad_mode", ".training =="))]
 
 
 def leave_compiled_code() -> None:
