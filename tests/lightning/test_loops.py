@@ -464,8 +464,8 @@ HOOKS: dict[str, tuple[float, str]] = {
 FORWARD, BACKWARD, OPTIMIZER, FETCH = 2.0, 4.0, 8.0, 0.5
 
 
-def profiler() -> FlopsProfilerCallback:
-    return FlopsProfilerCallback(profile_step=1, timing_steps=2, trace=False, monitor=False)
+def profiler(timing_steps: int = 2) -> FlopsProfilerCallback:
+    return FlopsProfilerCallback(profile_step=1, timing_steps=timing_steps, trace=False, lines=False, monitor=False)
 
 
 def hooked(net: Any, now: FakeNow) -> Any:
@@ -492,13 +492,13 @@ def hook_seconds(phase: str, **times: int) -> float:
 def test_every_hook_of_a_step_has_its_part_in_all_micro_steps(
     root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], accumulate: int
 ) -> None:
-    run = trainer(profiler(), accumulate_grad_batches=accumulate, gradient_clip_val=1.0)
-    run.fit(hooked(new_net(root, now=now), now), loader(8 * accumulate, on_fetch=lambda: now.sleep(FETCH)))
+    run = trainer(profiler(timing_steps=16), accumulate_grad_batches=accumulate, gradient_clip_val=1.0)
+    run.fit(hooked(new_net(root, now=now), now), loader(24 * accumulate, on_fetch=lambda: now.sleep(FETCH)))
     (window,) = windows
     of_micro_steps = dict.fromkeys(
         ("on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward"), accumulate
     )
-    assert [step.index for step in window.timed_steps] == [4, 5]
+    assert [step.index for step in window.timed_steps] == list(range(4, 12))
     for step in window.timed_steps:
         assert step.seconds == PhaseSeconds(
             data_wait=accumulate * BATCH * FETCH,
@@ -508,6 +508,7 @@ def test_every_hook_of_a_step_has_its_part_in_all_micro_steps(
             optimizer=OPTIMIZER + hook_seconds("optimizer"),
             other=hook_seconds("other", **of_micro_steps),
         )
+    assert window.plain_steps_sec == (window.timed_steps[0].seconds.total,) * 8
     assert window.mixed_phases == ()
 
 
