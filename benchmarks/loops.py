@@ -3,11 +3,13 @@
 ``make bench-loops`` runs each in a process of its own, profiled. The loop itself has a clock at its fetches, counts
 what it handled, and works out its models' FLOPs by hand. What it would not call training it leaves out: an evaluation,
 a checkpoint, the way from one epoch to the next. Held to that are, over the same steps: samples, micro-steps, FLOPs and
-the number of steps exactly; seconds of a step and samples/s within 5% (or 0.2 ms), or between that and what the same
-clock says in a run without the profiler, whose own work on a CPU is in no step; the wait for data within 5% or 0.5 ms,
-what is outside of steps within 5% or 3 ms. Samples/s of the run leave out what the profiler slowed down: they
-are no less than those of all steps, and no more than those of the timed ones or of all after them, within 5%. Where
-nobody can know what a batch is, n/a with its reason is right, and a figure that is not the loop's is wrong.
+the number of steps exactly; seconds of a step and samples/s within 5% (or 0.2 ms) of what its clock says in this run
+and in two without the profiler, before and after it, or between these: on a CPU the profiler's own work is in no step
+that it reports, and in this run it is in those of the loop's clock; and a run of a loop is at times slower than the
+next by more than a tenth. The wait for data is held within 5% or 0.5 ms, what is outside of steps within 5% or 3 ms.
+Samples/s of the run leave out what the profiler slowed down: they are no less than those of all steps, and no more than
+those of the timed ones or of all after them, within 5%. Where nobody can know what a batch is, n/a with its reason is
+right, and a figure that is not the loop's is wrong.
 
 ``python -m benchmarks.loops --part 1/3``, then ``2/3`` and ``3/3``, write the page in three parts.
 """
@@ -19,13 +21,17 @@ import json
 import logging
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .loops_account import Account, Figure, figures
+from lightning_flops import Profile
+from lightning_flops.schema.profile import ThroughputSummary
+
+from .loops_account import Account, Figure, Step, figures
 from .loops_lightning import lightning
 from .loops_own import LOOPS, Loop
 from .loops_program import UNDER_RUN as UNDER_RUN
@@ -40,28 +46,23 @@ RECORDS = ROOT / ".cache/bench_loops.json"
 _TIMEOUT_SEC = 100.0
 
 
-def bare_of(loop: Loop) -> list[float]:
-    """Seconds of the steps of *loop*, by its own clock, with nothing of this package around it."""
+def account_of(loop: Loop, account: Account) -> tuple[list[Step], Profile | None, ThroughputSummary | None]:
+    """The steps of *loop* by its own *account*, and what is said of it, which is nothing without the profiler."""
     torch.set_num_threads(1)
-    account = Account(alone=True)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         loop.train(account)
-    return [one.seconds for one in account.steps]
+    return account.steps, getattr(account.run, "profile", None), getattr(account.run, "throughput", None)
 
 
-def account_of(loop: Loop, *, quick: bool, bare_sec: Sequence[float] = ()) -> list[Figure]:
-    """What is said of *loop* beside its own account; *quick* without its pauses, and without its times."""
-    torch.set_num_threads(1)
-    account = Account(quick=quick)
-    loop.train(account)
-    run = account.run
-    return figures(account.steps, run.profile, run.throughput, loop.allowed, times=not quick, bare_sec=bare_sec)
-
-
-def _figures(loop: Loop, bare_sec: Sequence[float]) -> list[Figure]:
-    logging.getLogger("lightning_flops").setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        return account_of(loop, quick=False, bare_sec=bare_sec)
+def judged(loop: Loop) -> Answer:
+    """The figures of *loop*, which runs profiled between two runs without the profiler, each in its own process."""
+    accounts = Account(alone=True, settings={}), Account(), Account(alone=True, settings={})
+    before, profiled, after = (answer_of(partial(account_of, loop, one), timeout_sec=_TIMEOUT_SEC) for one in accounts)
+    if profiled.value is None:
+        return profiled
+    steps, profile, throughput = profiled.value
+    bare = [one.value[0] for one in (before, after) if one.value is not None]
+    return replace(profiled, value=figures(steps, profile, throughput, loop.allowed, times=True, bare=bare))
 
 
 def _text(value: Any) -> str:
@@ -114,8 +115,7 @@ def main() -> None:
     records.parent.mkdir(parents=True, exist_ok=True)
     kept: dict[str, list[str]] = json.loads(records.read_text()) if records.exists() and number > 1 else {}
     for name in options.only[number - 1 :: parts]:
-        bare = answer_of(partial(bare_of, LOOPS[name]), timeout_sec=_TIMEOUT_SEC).value or ()
-        kept[name] = row(name, answer_of(partial(_figures, LOOPS[name], bare), timeout_sec=_TIMEOUT_SEC))
+        kept[name] = row(name, judged(LOOPS[name]))
         records.write_text(json.dumps(kept))
         logger.info(" | ".join(kept[name]))
     rows = [kept[name] for name in LOOPS if name in kept]

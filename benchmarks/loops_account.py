@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -57,11 +58,13 @@ class Step:
 class Account:
     """The account that one loop keeps while it trains; with *alone* nothing of this package is around it."""
 
-    def __init__(self, *, quick: bool = False, alone: bool = False) -> None:
+    def __init__(
+        self, *, quick: bool = False, alone: bool = False, settings: Mapping[str, Any] = MappingProxyType(SETTINGS)
+    ) -> None:
         self.steps: list[Step] = []
         self.run: Any = None  # what has the profile
         self.quick = quick
-        self.settings = dict(SETTINGS)
+        self.settings = dict(settings)  # none: not even a block in DeepSpeed's config
         self.alone = alone
         self._step = Step()
         self._since = time.perf_counter()
@@ -278,10 +281,10 @@ class _Judge:
         *,
         least: float = 0.0,
         share: float = _SHARE,
-        bare: float | None = None,
+        bare: Sequence[float] = (),
     ) -> None:
-        """It is the loop's *own* one, or between that and the *bare* one, of a run without the profiler."""
-        low, high = sorted((own, own if bare is None else bare))
+        """It is the loop's *own* one, or between that and those of *bare* runs, without the profiler."""
+        low, high = min([own, *bare]), max([own, *bare])
         right = said is not None and low - max(share * low, least) <= said <= high + max(share * high, least)
         self.figures.append(Figure(name, own, said, right))
 
@@ -299,15 +302,16 @@ def figures(
     allowed: Allowed,
     *,
     times: bool,
-    bare_sec: Sequence[float] = (),
+    bare: Sequence[Sequence[Step]] = (),
 ) -> list[Figure]:
     """Every figure that is held to the account of *steps*; those of *times* only where nothing else runs.
 
-    *bare_sec* is what the loop's clock said of its steps without the profiler.
+    *bare* are the steps of the same loop in runs without the profiler.
     """
+    runs = [steps, *bare]
     either = [
-        _figures(one, profile, throughput, allowed, times=times, bare_sec=bare_sec)
-        for one in (steps, [s.left_out() for s in steps])
+        _figures(own, profile, throughput, allowed, times=times, bare=without)
+        for own, *without in (runs, [[step.left_out() for step in run] for run in runs])
     ]
     return min(either, key=lambda found: sum(not one.right for one in found))
 
@@ -319,7 +323,7 @@ def _figures(
     allowed: Allowed,
     *,
     times: bool,
-    bare_sec: Sequence[float],
+    bare: Sequence[Sequence[Step]],
 ) -> list[Figure]:
     judge = _Judge()
     if profile is None:
@@ -346,7 +350,7 @@ def _figures(
     share = 0.1 if allowed.varies else throughput.steps_estimated / max(1, known)
     judge.near("FLOPs of the run", in_all, throughput.model_flops, share=share)
     if times:
-        _hold_times(judge, steps, timed, profile, throughput, allowed, bare_sec)
+        _hold_times(judge, steps, timed, profile, throughput, allowed, bare)
     return judge.figures
 
 
@@ -362,7 +366,7 @@ def _hold_times(
     profile: Profile,
     throughput: ThroughputSummary,
     allowed: Allowed,
-    bare_sec: Sequence[float],
+    bare: Sequence[Sequence[Step]],
 ) -> None:
     timing = profile.timing
     if timing is None:
@@ -371,16 +375,21 @@ def _hold_times(
     # At the end of the last one the window is closed, which the loop's clock takes for a part of that step.
     seconds = mean(one.seconds for one in timed[:-1])
     # On a CPU what the profiler takes is not in a step, and in the loop's clock it is.
-    without = [bare_sec[one] for one in profile.timed_steps[:-1] if one < len(bare_sec)]
-    bare = mean(without) if without else seconds
+    without = [mean(run[one].seconds for one in profile.timed_steps[:-1]) for run in bare if len(run) == len(steps)]
     said = mean(timing.global_step.steps_sec[:-1])
-    judge.near("step ms", 1e3 * seconds, 1e3 * said, least=1e3 * _LEAST_SEC, bare=1e3 * bare)
+    judge.near("step ms", 1e3 * seconds, 1e3 * said, least=1e3 * _LEAST_SEC, bare=[1e3 * one for one in without])
     if not (allowed.unknown and profile.samples is None):
         # Where steps differ, the last counts as well: with the time that was said of it.
         in_all = math.fsum(one.seconds for one in timed[:-1]) + timing.global_step.steps_sec[-1]
         rate = sum(one.samples for one in timed) / in_all
         least = rate * _LEAST_SEC / seconds
-        judge.near("samples/s", rate, profile.rates.samples_per_sec, least=least, bare=rate * seconds / bare)
+        judge.near(
+            "samples/s",
+            rate,
+            profile.rates.samples_per_sec,
+            least=least,
+            bare=[rate * seconds / one for one in without],
+        )
         # Steps that the profiler slowed down are left out of it, and it alone knows which: counted ones, those beside a
         # report, perhaps the first. So it is between the rates of all steps and of those after the window, or of the
         # timed ones where they are faster; with a first step that took its time, as compiled code's, between the rates

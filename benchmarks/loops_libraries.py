@@ -294,7 +294,7 @@ def _alone(port: int) -> Any:
 
 
 def _settings(account: Account, accumulate: int, **more: Any) -> dict[str, Any]:
-    block = {"flops_profiler": {"enabled": True, **account.settings}} if account.alone else {}
+    block = {"flops_profiler": {"enabled": True, **account.settings}} if account.alone and account.settings else {}
     return {
         "train_micro_batch_size_per_gpu": BATCH, "gradient_accumulation_steps": accumulate, "steps_per_print": 1000,
         "zero_allow_untested_optimizer": True, **block, **more,

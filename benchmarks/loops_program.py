@@ -30,6 +30,9 @@ UNDER_RUN = (*OWN, "Lightning", "transformers", "DeepSpeed's engine, accumulates
 
 def under_run(account: Account, name: str) -> None:
     """The account of the program *name*, and what ``lightning-flops run`` has written of it."""
+    if account.alone:
+        LOOPS[name].train(account)
+        return
     settings = [f"--{key.replace('_', '-')}={json.dumps(value)}" for key, value in account.settings.items()]
     command = [sys.executable, "-m", "lightning_flops", "run", "--log-dir", "logs", *settings]
     done = subprocess.run(

@@ -20,8 +20,8 @@ def test_a_loop_is_what_it_says_of_itself(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.ERROR, logger="lightning.pytorch")  # which the fixture puts back
-    wrong = [one for one in account_of(LOOPS[name], quick=True) if not one.right]
-    assert wrong == []
+    found = figures(*account_of(LOOPS[name], Account(quick=True)), LOOPS[name].allowed, times=False)
+    assert [one for one in found if not one.right] == []
 
 
 def test_an_account_that_differs_is_seen() -> None:
@@ -40,3 +40,27 @@ def test_an_account_that_differs_is_seen() -> None:
     for phase in ("forward", "backward"):
         assert wrong([replace(one, **{phase: 1}) for one in account.steps]) == {"FLOPs", "FLOPs of the run"}
     assert figures(account.steps, None, None, Allowed(), times=False)[0].right is False
+
+
+def test_a_step_is_what_the_clock_says_with_the_profiler_or_without_it_of_what_all_have_in_it() -> None:
+    """Seconds. In each step of the loop's clock are 32 of a rollout, which was said to be outside of steps."""
+    account = Account(quick=True)
+    LOOPS["plain"].train(account)
+    profile, timing = account.run.profile, account.run.profile.timing
+    outside = {"validation": 32.0 * len(timing.global_step.steps_sec)}
+
+    def is_right(said_sec: float, *clocks_sec: float) -> bool:
+        of_steps = replace(timing.global_step, steps_sec=(said_sec,) * len(timing.global_step.steps_sec))
+        told = replace(profile, timing=replace(timing, global_step=of_steps, excluded_sec=outside))
+        own, *bare = [
+            [replace(one, seconds=32.0 + seconds, undecided=32.0) for one in account.steps] for seconds in clocks_sec
+        ]
+        found = figures(own, told, account.run.throughput, Allowed(), times=True, bare=bare)
+        return next(one.right for one in found if one.name == "step ms")
+
+    # What is said; the loop's clock with the profiler, which takes 2, and in the runs without it.
+    assert is_right(8.0, 10.0, 8.0)
+    assert is_right(8.0, 10.0, 9.0, 8.0)
+    assert not is_right(7.0, 10.0, 8.0)
+    assert not is_right(11.0, 10.0, 8.0)
+    assert not is_right(9.0, 10.0)
