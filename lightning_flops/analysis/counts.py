@@ -54,15 +54,7 @@ def with_those_below(own: Mapping[str, _Amount], nothing: _Amount) -> dict[str, 
 
 
 def rows_of_both(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> list[tuple[str | None, str | None]]:
-    """The names of the modules *b* with their partners in *a*, then those that are gone."""
-    partners = match_modules(a, b)
-    rows: list[tuple[str | None, str | None]] = [(partners.get(one.name), one.name) for one in b]
-    taken = set(partners.values())
-    return [*rows, *((one.name, None) for one in a if one.name not in taken)]
-
-
-def match_modules(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> dict[str, str]:
-    """Partners among the modules *a* and *b*, the name in A by the name in B; each has at most one.
+    """The names of the modules *b*, each with its partner's in *a* if it has one, then of those that are gone.
 
     Both are in tree order, the root first. First the same name and class: the root and most modules. Then renamed ones:
     the longest runs of the same classes, settings, parameters and FLOPs, where a module without parameters goes with
@@ -79,7 +71,9 @@ def match_modules(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> dic
             if mine.params or found.get(parent_name(other.name)) == parent_name(mine.name):
                 found[other.name] = mine.name
     left = class_a.keys() - set(found.values())
-    return {one.name: one.name for one in b if one.name in left} | found
+    partners = {one.name: one.name for one in b if one.name in left} | found
+    gone = class_a.keys() - set(partners.values())
+    return [*((partners.get(one.name), one.name) for one in b), *((one.name, None) for one in a if one.name in gone)]
 
 
 def summed(amounts: Iterable[tuple[_Key, _Amount]], nothing: _Amount) -> dict[_Key, _Amount]:

@@ -381,10 +381,14 @@ def find_stragglers_in_traces(
     ranks: Mapping[int, Sequence[TracedPart]], *, thresholds: Mapping[str, float] = ADVICE_THRESHOLDS
 ) -> list[Straggler]:
     """Stragglers among several *ranks*, of which nothing is known but the parts of their traced steps."""
-    peers = []
-    for rank, parts in ranks.items():
-        own = {one.name.replace("_", " "): (one.wall_sec - one.exposed_sec, 0.0) for one in parts}
-        peers.append(_Rank(rank, sum(one.wall_sec for one in parts), own))
+    peers = [
+        _Rank(
+            rank,
+            step_sec=sum(one.wall_sec for one in parts),
+            own={one.name.replace("_", " "): (one.wall_sec - one.exposed_sec, 0.0) for one in parts},
+        )
+        for rank, parts in ranks.items()
+    ]
     return _of_peers(peers, thresholds)
 
 

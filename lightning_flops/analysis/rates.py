@@ -214,8 +214,11 @@ def build_throughput(
         if (flops.flops_error or 0.0) > 1.0:
             counts |= dict.fromkeys(("model_flops", "hardware_flops"))
             shares = dict.fromkeys(shares)
-            differ = f"{flops.checks} steps that were counted at random differ so much"
-            unavailable |= dict.fromkeys(shares, f"{differ} that the 95% interval is wider than ±100%")
+            unavailable |= dict.fromkeys(
+                shares,
+                f"{flops.checks} steps that were counted at random differ so much that the 95% interval is wider than "
+                "±100%",
+            )
     return ThroughputSummary(
         batches=totals.batches,
         reader_ratio=None if reader is None else ratio(part=reader.total, whole=seconds.total),
@@ -322,12 +325,11 @@ def with_given_peaks(
         if isinstance(flops_per_sec, (int, float))
     }
     peaks = {**profile.peaks_flops_per_sec, **(flops_per_sec if isinstance(flops_per_sec, Mapping) else of_all)}
-    settings = profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given")
     held = replace(
         profile,
         peaks_flops_per_sec=peaks,
         memory_bytes_per_sec=memory_bytes_per_sec or profile.memory_bytes_per_sec,
-        settings=settings,
+        settings=profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given"),
     )
     dtype = alone[0] if len(alone) == 1 else "of several dtypes"
     flops = {dtype: {module.name: module.total for module in profile.modules}}
@@ -335,8 +337,8 @@ def with_given_peaks(
     if ranks is not None and flops_per_sec is not None:
         is_alike = len(ranks.devices) == 1
         why = {} if is_alike else dict.fromkeys(_SHARES, "a peak was given, and ranks have other kinds of devices")
-        ranks = replace(ranks, unavailable={**ranks.unavailable, **why})
-        ranks = job_at_peaks(ranks, [peaks if is_alike else {}] * ranks.answered)
+        unknown = replace(ranks, unavailable={**ranks.unavailable, **why})
+        ranks = job_at_peaks(unknown, [peaks if is_alike else {}] * ranks.answered)
     return replace(at_peaks(held, flops), ranks=ranks)
 
 

@@ -122,12 +122,10 @@ def analyze_one(
 ) -> AnalyzedTrace:
     """What *trace* says by itself, for other ranks, and *stepwise* for another run; no *formulas*: without torch."""
     report = analyze_trace(trace, formulas=formulas, peaks=peaks)
-    notes = report.notes
-    if report.flops is None:
-        notes += (_NO_FLOPS[bool((trace.inputs >= 0).any())],)
+    why = [_NO_FLOPS[bool((trace.inputs >= 0).any())]] if report.flops is None else []
     used = trace.used_device
     return AnalyzedTrace(
-        report=replace(report, notes=notes, children=tables.children_table(trace)),
+        report=replace(report, notes=(*report.notes, *why), children=tables.children_table(trace)),
         abilities=device_abilities(
             device_type="cuda" if trace.has_device else "cpu",
             name=used.name if used else None,

@@ -131,8 +131,8 @@ def _model(profile: Profile) -> dict[str, str]:
     elif context.pp_size > 1:
         of, mark = "of stage", f"stage {context.pp_rank} of {context.pp_size}"
     whole = profile.local_params is not None and params == profile.local_params * context.tp_size
-    factors = {"mp_size": context.tp_size, "cp_size": context.cp_size, "sp_size": context.sp_size}
-    factors = {word: size for word, size in factors.items() if size > 1 or word == "mp_size"}
+    sizes = {"cp_size": context.cp_size, "sp_size": context.sp_size}
+    factors = {"mp_size": context.tp_size} | {word: size for word, size in sizes.items() if size > 1}
     forward: int | None = profile.flops.forward * math.prod(factors.values())
     label = f"fwd flops per GPU * {' * '.join(factors)}"
     if ranks is not None and (of_model := at("flops_of_model.forward")(ranks)) != forward:

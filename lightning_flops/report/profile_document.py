@@ -429,8 +429,12 @@ def uncounted_section(profile: Profile) -> Section:
 def _lower_bound_words(profile: Profile) -> str:
     """Which figures are lower bounds, and because of which operators; empty where none is."""
     names = sorted(name for name, operator in profile.uncounted.items() if operator.may_have_flops)
-    words = f"LOWER BOUND: {', '.join(names)} may have FLOPs and could not be counted, so FLOPs, MACs, FLOP/s, MFU and "
-    return f"{words}HFU are at least what is printed." if profile.lower_bound else ""
+    return (
+        f"LOWER BOUND: {', '.join(names)} may have FLOPs and could not be counted, so FLOPs, MACs, FLOP/s, MFU and HFU "
+        "are at least what is printed."
+        if profile.lower_bound
+        else ""
+    )
 
 
 def traced_section(profile: Profile) -> Section | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -38,15 +38,13 @@ from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.units import NOT_AVAILABLE, name_files, percent, plain, plural, si
 
 
-def trace_sections(report: TraceReport, *, children: bool = False) -> list[Section]:
+def trace_sections(report: TraceReport, *, children: bool = False) -> Iterator[Section]:
     """All that one trace says, in the order of a report, *children* of operators if asked for; what it lacks is not."""
-    found = []
     for name, make in _SECTIONS.items():
         if (part := getattr(report, name)) and (children or name != "children"):
-            found.append(make(report, part))
+            yield make(report, part)
         elif name in _WITHOUT:
-            found.append(_WITHOUT[name])
-    return found
+            yield _WITHOUT[name]
 
 
 def _memory(report: TraceReport, curves: Sequence[tables.MemoryCurve]) -> Section:

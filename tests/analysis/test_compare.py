@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lightning_flops import Comparison, compare_profiles
-from lightning_flops.analysis.counts import match_modules
+from lightning_flops.analysis.counts import rows_of_both
 from lightning_flops.analysis.differences import Work, judge, noise_factor, noise_ns, split
 from lightning_flops.analysis.rates import flops_per_byte, with_given_peaks
 from lightning_flops.config import ProfilerConfig
@@ -616,7 +616,7 @@ def block(prefix: str) -> list[ModuleProfile]:
 
 
 def partners(a: list[ModuleProfile], b: list[ModuleProfile]) -> dict[str, str]:
-    found = match_modules([ROOT, *a], [ROOT, *b])
+    found = {one: partner for partner, one in rows_of_both([ROOT, *a], [ROOT, *b]) if partner is not None}
     return {name: pair for name, pair in found.items() if name}
 
 
@@ -637,6 +637,9 @@ def test_a_layer_put_before_others_moves_their_names_and_not_their_partners() ->
 
 def test_new_and_gone_modules_have_no_partner() -> None:
     assert partners([described("gone", "Conv2d", params=3)], [described("new", "LSTM", params=3)]) == {}
+    # Where another one has taken its name, too.
+    a, b = [described("x", params=4), described("y", "Conv2d", params=3)], [described("y", params=4)]
+    assert rows_of_both([ROOT, *a], [ROOT, *b]) == [("", ""), ("x", "y"), ("y", None)]
     # One that has no parameters is like many others; elsewhere it is not taken for the same.
     a = [described("a", "Old", params=1), described("a.drop", "Dropout")]
     b = [described("b", "New", params=2), described("b.drop", "Dropout")]
