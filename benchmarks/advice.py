@@ -6,8 +6,8 @@ turns, so that both have the same machine; of Lightning or transformers each blo
 alone. *Busy*: beside a process that keeps one core busy. *Named first*: the first advice is of the rule, and names the
 line's function, the hook, the module or the rank. *Saved*: of the time of a sample in a typical step, the mean of the
 middle half of a block: the median of the pairs, and their middle half. *Size right*: a figure "at most" (<=) covers
-that median and is at most twice it; a figure "at least" (>=) is covered by it, and it is at most twice the figure; both
-within five points. Records of earlier passes stay in a file, so the passes may be run
+that median and is at most twice it; a figure "at least" (>=) is covered by it, and it is at most twice the figure; of a
+run that was starved of processors, what is said "about" is at most twice the other. All within five points. Records of earlier passes stay in a file, so the passes may be run
 on different days: ``python -m benchmarks.advice --runs 6 --only quiet``.
 
 The second table holds the share of each planted statement by the samples of its lines beside that by a clock around it,
@@ -45,6 +45,7 @@ GATES = ("hardware_flops > 1", "cpu_time_sec > 1.1", "global_step_sec > 1.05", "
 _TIMEOUT_SEC = 120
 _PASSES = ("quiet", "busy")
 _POINTS = 0.05
+_BOUNDS = {True: ">=", False: "<=", None: "about"}
 
 
 def run(name: str, keep: Path | None = None) -> dict[str, Any]:
@@ -88,8 +89,12 @@ def is_sized(record: dict[str, Any]) -> bool | None:
     The profile's steps and those that the benchmark times vary by a few points between two runs of a program.
     """
     found, (share, at_least) = saved(record), bound(record)
+    if share is None or found is None:
+        return None
     low, high = (share, found) if at_least else (found, share)
-    return None if low is None or high is None else low - _POINTS <= high <= 2 * low + _POINTS
+    if at_least is None:
+        low, high = sorted((share, found))
+    return low - _POINTS <= high <= 2 * low + _POINTS
 
 
 def saved(record: dict[str, Any]) -> float | None:
@@ -104,15 +109,15 @@ def savings(record: dict[str, Any]) -> list[float]:
     return [1.0 - after / before for before, after in pairs]
 
 
-def bound(record: dict[str, Any]) -> tuple[float | None, bool]:
-    """What the advice on what was planted said it saves, and whether that is the least."""
+def bound(record: dict[str, Any]) -> tuple[float | None, bool | None]:
+    """What the advice on what was planted said it saves, and whether that is the least; None: about so much."""
     cause = PLANTED[record["name"]].rule
     return next((tuple(one[3:5]) for one in record.get("advice", ()) if one[0].startswith(cause)), (None, False))
 
 
 def _figure(records: Sequence[dict[str, Any]]) -> str:
     found = [bound(one) for one in records]
-    words = {">=" if at_least else "<=" for share, at_least in found if share is not None}
+    words = {_BOUNDS[at_least] for share, at_least in found if share is not None}
     return f"{' '.join(sorted(words))} {_percent([share for share, _ in found])}".strip()
 
 

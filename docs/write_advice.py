@@ -42,6 +42,9 @@ Waiting for data has three rules. Below {duration(LEAST_WAIT_SEC)} a batch no wo
 {_range(FETCH_SEC)} are left whatever the dataset does, {_range(FRAMEWORK_FETCH_SEC)} where Lightning or transformers
 fetches: the limit leaves out the most of that, the ceiling the least. Else as many workers are advised as would keep
 up, and never more than there are idle cores; each batch costs a worker {duration(HAND_OVER_SEC)} or more to hand over.
+Where loading hardly uses processors, workers may do that, and what little they compute, beside each other's waits:
+there the ceiling is what the step waits in all, shared by the workers. `python -m benchmarks.loading` remakes these
+times. Two runs of a program differ, so a saving may exceed its ceiling by that noise, which `compare` prints.
 How many cores are idle is known where the timed steps together take a twentieth of a second.
 What the others wait for a late rank is a share of a typical step of theirs.
 Advice on modules rests on medians over the traced steps, and is not given where these took over twice, or under half,

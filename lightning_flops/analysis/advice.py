@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from lightning_flops.analysis.evidence import DATA_WAIT, Evidence, of_optimizer
-from lightning_flops.analysis.rules import RULES
+from lightning_flops.analysis.rules import NAMED, RULES
 from lightning_flops.schema.step import Advice
 from lightning_flops.units import percent
 
 ON_COMMUNICATION = ("exposed_communication", "waiting", "straggler")  # rules that the other ranks' answers change
 _WORTH = 0.05  # what changes the model's results is not first while anything else may save so much
-_NAMED = 3  # lines
 
 
 def advise(evidence: Evidence, thresholds: Mapping[str, float], *, known: Iterable[Advice] = ()) -> tuple[Advice, ...]:
@@ -41,7 +40,7 @@ def unexplained_words(evidence: Evidence, thresholds: Mapping[str, float]) -> st
     if rows and not own:
         calls = "" if "other" in part else rows[0].where  # around the parts it is the framework that runs
         return f"{says}, in {f'what {calls} calls' if calls else evidence.whose_loop}: no line of yours was seen in it."
-    return f"{says}, and no rule says why{': ' if own else ''}{', '.join(own[:_NAMED])}."
+    return f"{says}, and no rule says why{': ' if own else ''}{', '.join(own[:NAMED])}."
 
 
 def starved_words(evidence: Evidence, thresholds: Mapping[str, float]) -> str:

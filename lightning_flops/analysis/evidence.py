@@ -27,7 +27,6 @@ from lightning_flops.units import duration, percent, plain
 _ALIGNMENT_16_BITS = 8  # elements: tensor cores take 16-bit matrices in pieces of 16 bytes
 _LEAST_SEC, _CHANCE_SHARE = 1.0, 0.25  # of steps that took less, a process that wakes up may have such a share
 
-_NO_FACTS = RunFacts()
 _DROPS = frozenset(("aten.bernoulli_", "aten.native_dropout"))
 # Operators of which a norm that is written out in Python has one.
 _DEVIATES = frozenset(("aten.rsqrt", "aten.sqrt", "aten.std", "aten.var", "aten.var_mean", "aten.linalg_vector_norm"))
@@ -61,7 +60,7 @@ class Evidence:
     between_share: float = 0.0
     kernel_share: float | None = None  #: Kernels that compute.
     device: DeviceAbilities = UNKNOWN_DEVICE
-    facts: RunFacts = _NO_FACTS  #: How the run is set up.
+    facts: RunFacts = field(default_factory=RunFacts)  #: How the run is set up.
     #: Of the process group that synchronizes gradients of modules on GPUs, where that could be NCCL.
     backend: str | None = None
     on_gpu: bool = False
@@ -81,8 +80,8 @@ class Evidence:
     tensors: MemoryReport | None = None  #: What tensors held in the counted step.
     phases: Mapping[str, PhaseProfile] = field(default_factory=dict)  #: Of a step that has some beside training.
     idle_cores: float | None = None  #: Cores of the machine that had nothing to do while steps were timed.
-    #: Processor time that this process had, or was ready for, while steps were timed ÷ their time.
-    processor_share: float | None = None
+    #: Processor time that this process had, or was ready for, while steps were timed ÷ their time; unknown: infinite.
+    processor_share: float = math.inf
 
     @property
     def forward_rows(self) -> list[LineProfile]:
@@ -102,8 +101,7 @@ class Evidence:
     @property
     def loads_without_processor(self) -> bool:
         """Whether most of the wait is one for a disk or a network, so that a worker process needs no idle core."""
-        share = math.inf if self.processor_share is None else self.processor_share
-        return self.facts.loader_workers == 0 and share < self.data_wait_share / 2
+        return self.facts.loader_workers == 0 and self.processor_share < self.data_wait_share / 2
 
     @property
     def transfer_share(self) -> float | None:
@@ -130,12 +128,12 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
 
 def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: float) -> Evidence:
     """How the run is set up, and how long the parts of its steps are."""
-    context, processor, facts = window.context, window.processor, window.facts or _NO_FACTS
+    context, processor, facts = window.context, window.processor, window.facts or RunFacts()
     shares, times = dict[str, float | None](), dict[str, Any]()
     if processor is not None and processor.waited_share is not None:
         waited, had = processor.waited_share, ratio(part=math.fsum(processor.batches_sec), whole=processor.seconds)
         shares["starved"] = waited if processor.seconds >= _LEAST_SEC or waited >= _CHANCE_SHARE else None
-        times["processor_share"] = None if had is None else had + waited
+        times["processor_share"] = math.inf if had is None else had + waited
     if timing is not None:
         step_sec = timing.global_step.typical_sec
         parts = {part.name: ratio(part=part.typical_sec, whole=step_sec) or 0.0 for part in timing.parts}
@@ -247,10 +245,10 @@ def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, Mo
     cells, by_rule = grouped(window.flops.cells, attrgetter("module")), defaultdict[str, dict[str, float]](dict)
     calls, steps = window.flops.module_calls, max(1, len(window.counted_steps))
     for module in window.modules:
-        of, least = cells.get(module.name, ()), _MANY_OPERATORS * calls.get(module.name, math.inf)
-        for rule in _about(module, of, steps=steps, loops_from=least, on_gpu=evidence.on_gpu):
+        of, number = cells.get(module.name, ()), calls.get(module.name, 0)
+        for rule, part in _about(module, of, steps=steps, calls=number, on_gpu=evidence.on_gpu):
             if module.name in times:
-                by_rule[rule][module.name] = _own_sec(times[module.name])
+                by_rule[rule][module.name] = part * _own_sec(times[module.name])
     loop_share = _share_of_loop(evidence, by_rule.pop("loop", {}), times)
     by_rule |= {"calls": _repeated(window, times, evidence), "unused_forward": _unused(window, times)}
     found = {rule: of for rule, of in by_rule.items() if of}
@@ -261,25 +259,26 @@ def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, Mo
 
 
 def _about(
-    module: ModuleRecord, cells: Sequence[OperatorCell], *, steps: int, loops_from: float, on_gpu: bool
-) -> Iterator[str]:
-    """The rules that a module is about, by its class and what ran in it; "loop" from so many operators on."""
+    module: ModuleRecord, cells: Sequence[OperatorCell], *, steps: int, calls: int, on_gpu: bool
+) -> Iterator[tuple[str, float]]:
+    """The rules that a module with so many *calls* is about, by its class and what ran in it; and of its time what."""
     if any(one.dtype == "float64" and one.flops for one in cells):
-        yield "float64"
+        yield "float64", 1.0
     ran = summed(((one.operator, one.calls) for one in cells if one.phase == "forward"), 0)
-    if sum(ran.values()) >= loops_from:
-        yield "loop"
+    if sum(ran.values()) >= _MANY_OPERATORS * calls > 0:
+        yield "loop", 1.0
     name = module.type_name.lower()
     is_whole = any(one.endswith("_norm") for one in set(ran) - _DEVIATES)  # torch's own
     if "dropout" in name and not _DROPS.isdisjoint(ran):
-        yield "dropout"
+        yield "dropout", 1.0
     elif "norm" in name and not _DEVIATES.isdisjoint(ran) and not is_whole:
-        yield "norm"
+        yield "norm", 1.0
+        yield "norm_left", min(1.0, calls / sum(ran.values()))  # one operator in the place of these
     # A softmax, or what one is written with, and two products of batches of matrices: scores, and what they weigh.
     elif ran.get("aten.bmm", 0) + ran.get("aten.baddbmm", 0) >= 2 * steps and not _SOFTMAX.isdisjoint(ran):
         # On a GPU dropout is no reason to fall back.
         falls_back = _SAFE_SOFTMAX in ran and not _DROPS.isdisjoint(ran) and not on_gpu
-        yield "attention_dropout" if falls_back else "attention"
+        yield "attention_dropout" if falls_back else "attention", 1.0
 
 
 def _outermost(names: Set[str]) -> list[str]:
@@ -471,6 +470,8 @@ def saved_of_wait(evidence: Evidence, measured: float) -> float:
         return measured
     work_sec, loads_sec = _work_and_loads(evidence, step_sec)
     handed_sec = 0.0 if now else evidence.batches * HAND_OVER_SEC  # what workers load now they hand over, too
+    if evidence.loads_without_processor:  # a worker, whose caches stay warm, computes and hands over as good as at once
+        loads_sec, handed_sec = min(loads_sec, step_sec * (1.0 - evidence.processor_share)), 0.0
     return max(0.0, 1.0 - max(work_sec, (loads_sec + handed_sec) / (now + more)) / step_sec)
 
 

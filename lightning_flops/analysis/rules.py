@@ -20,7 +20,7 @@ from lightning_flops.schema.step import Advice
 from lightning_flops.units import percent, plain, si
 
 _PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profiler's pattern matcher", "this project"
-_NAMED = 3
+NAMED = 3
 _MOSTLY = 0.5
 _LEAST_FREE = 0.1  # of the memory; the rest is for what no tensor is
 
@@ -131,8 +131,8 @@ def _some(names: Sequence[str]) -> str:
     """The first of *names*, repeated layers together: "2 x layers.*.dropout"."""
     alike = grouped(names, lambda name: name if name.isdecimal() else pattern_of(name))  # a lone star says nothing
     words = [f"{len(of)} x {pattern}" if of[1:] else of[0] or "the root" for pattern, of in alike.items()]
-    more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
-    return f"{', '.join(words[:_NAMED])}{more}"
+    more = f" and {len(words) - NAMED} more" if len(words) > NAMED else ""
+    return f"{', '.join(words[:NAMED])}{more}"
 
 
 def _of_waiting(evidence: Evidence) -> Mapping[str, str]:
@@ -313,7 +313,8 @@ RULES: tuple[Rule, ...] = (
         for name, ceiling, remedy, unless in (
             (
                 "data_wait",
-                "the wait, less what it takes so many workers to load and at least to hand over",
+                "the wait, less what it takes so many workers to load and at least to hand over; where loading hardly uses "
+                "processors, to wait for",
                 "{more}, with persistent_workers=True{pin}.",
                 "where the wait is for a disk or a network that is at its limit",
             ),
@@ -413,6 +414,8 @@ RULES: tuple[Rule, ...] = (
         fact="Norms that are written out in Python take {measured} of the step: {modules}.",
         remedy="Take torch's own, which are one operator: nn.LayerNorm, nn.RMSNorm, nn.BatchNorm.",
         unless="where torch has none that computes the same",
+        saves=lambda one, measured: measured - (one.shares.get("norm_left") or 0.0),
+        ceiling="that share, less what one operator takes of it if all take as long",
     ),
     Rule(
         name="dropout",

@@ -338,6 +338,19 @@ def test_workers_save_what_they_can_load_meanwhile(
     assert only(evidence).saves == pytest.approx(saves)
 
 
+@pytest.mark.parametrize(
+    ("processor", "saves"),
+    [
+        (0.06, 0.53),  # of 100 ms 6 are the processor's: two workers wait 47 ms for as many batches, whatever they compute
+        (0.01, 0.515),  # 3 of the step's are another wait: the batches are waited for 97
+        (0.49, 0.513),  # loading computes: 97 ms to load and 0.4 to hand over
+    ],
+)
+def test_workers_that_only_wait_compute_and_hand_over_in_no_time(processor: float, saves: float) -> None:
+    evidence = waits(0.097, cores=2, loader_workers=0, idle_cores=2.0, processor_share=processor)
+    assert only(evidence).saves == pytest.approx(saves)
+
+
 def test_what_changes_the_models_results_is_not_first_while_something_else_saves_a_twentieth() -> None:
     shares = {"dropout": 0.5, "float64": 0.4, "norm": 0.11}
     assert rules(Evidence(shares=shares)) == ["norm", "dropout", "float64"]
@@ -618,6 +631,16 @@ def test_modules_that_a_remedy_is_known_for_are_found_by_class_and_operators(
     # The traced steps' backward took over twice the timed ones': what modules took is not known well enough.
     apart = gathered(modules=modules, flops=flops, times={"a": 2.0, "b": 4.0}, traced=replace(TRACED, is_apart=True))
     assert apart.shares.keys().isdisjoint(("dropout", "norm"))
+
+
+def test_a_norm_that_is_written_out_saves_all_but_one_of_its_operators() -> None:
+    cells = [cell("a", "forward", 0, operator=f"aten.{one}", calls=2) for one in ("pow", "mean", "rsqrt", "mul")]
+    flops = replace(windows.mlp_window().flops, cells=tuple(cells), module_calls={"a": 2})
+    modules = (ModuleRecord(name="a", type_name="RMSNorm"),)
+    evidence = gathered(modules=modules, flops=flops, times={"a": 6.0}, traced=TRACED)
+    advice = next(one for one in advise(evidence, ADVICE_THRESHOLDS) if one.rule == "norm")
+    assert "take 30.0% of the step: a." in advice.fact  # 6 of 20 ms
+    assert advice.saves == pytest.approx(0.3 * 3 / 4)
 
 
 # ---- the user's lines
