@@ -54,7 +54,7 @@ def _samples(hook: Hook | None, steps: int) -> Samples:
     """Whole batches, or samples one by one, of which each takes what the *hook* does to load it."""
     load = None if hook is None or hook.name != "load" else hook.cause
     samples = WholeBatches(bool, _WIDTH) if load is None else Samples(load, _WIDTH)
-    samples.rows = samples.rows.repeat(5, 1)[: steps * _BATCH]
+    samples.rows = samples.rows.repeat(6, 1)[: steps * _BATCH]
     return samples
 
 

@@ -313,8 +313,8 @@ RULES: tuple[Rule, ...] = (
         for name, ceiling, remedy, unless in (
             (
                 "data_wait",
-                "the wait, less what it takes so many workers to load and at least to hand over; where loading hardly uses "
-                "processors, to wait for",
+                "the wait, less what it takes so many workers to load and at least to hand over; where loading hardly "
+                "uses processors, to wait for",
                 "{more}, with persistent_workers=True{pin}.",
                 "where the wait is for a disk or a network that is at its limit",
             ),

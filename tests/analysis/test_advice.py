@@ -341,7 +341,7 @@ def test_workers_save_what_they_can_load_meanwhile(
 @pytest.mark.parametrize(
     ("processor", "saves"),
     [
-        (0.06, 0.53),  # of 100 ms 6 are the processor's: two workers wait 47 ms for as many batches, whatever they compute
+        (0.06, 0.53),  # of 100 ms 6 are the processor's: two workers wait 47 for each batch, whatever they compute
         (0.01, 0.515),  # 3 of the step's are another wait: the batches are waited for 97
         (0.49, 0.513),  # loading computes: 97 ms to load and 0.4 to hand over
     ],
