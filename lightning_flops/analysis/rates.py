@@ -207,8 +207,11 @@ def build_throughput(
     if flops is not None:
         counts = {one.name: getattr(flops, one.name) for one in fields(RunFlops)}
         no_peak = f"no dense peak of this device is known for every dtype of the run; {GIVE_PEAK}"
-        no_formula = "no formula gives the cost of its steps without padding"
-        no_useful = no_formula if flops.unprofiled.useful_by_dtype is None else no_peak
+        no_useful = (
+            "no formula gives the cost of its steps without padding"
+            if flops.unprofiled.useful_by_dtype is None
+            else no_peak
+        )
         why = {"mfu": no_peak} | ({} if tokens.real is None else {"useful_mfu": no_useful})
         unavailable = {name: words for name, words in why.items() if peak_sec[name] is None} | unavailable
         if (flops.flops_error or 0.0) > 1.0:
@@ -352,9 +355,10 @@ def at_peaks(profile: Profile, flops: ModuleFlops) -> Profile:
     unknown = ", ".join(one.dtype for one in profile.dtypes if one.dtype not in peaks)
     device = profile.context.device_name or profile.context.device_type
     no_peak = f"no dense peak is known for {unknown} on {device}; {GIVE_PEAK}" if unknown else UNUSUAL
-    step_sec = None if timing is None else timing.global_step_sec
     shares, impossible = utilization(
-        {"mfu": peak_sec[0], "hfu": peak_sec[1]}, step_sec, masked=profile.flops.skipped > 0
+        {"mfu": peak_sec[0], "hfu": peak_sec[1]},
+        None if timing is None else timing.global_step_sec,
+        masked=profile.flops.skipped > 0,
     )
     reasons = {name: NO_TIME if timing is None else no_peak for name, share in shares.items() if share is None}
     others = {name: why for name, why in profile.unavailable.items() if name not in shares}

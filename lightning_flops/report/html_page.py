@@ -216,8 +216,10 @@ def _steps(profile: Profile) -> Any:
     if timing is None or not timing.global_step.steps_sec:
         return None
     steps, seconds = profile.timed_steps, zip(*(part.steps_sec for part in timing.parts), strict=True)
-    names = [part.name for part in timing.parts]
-    return {"names": names, "items": [(f"step {index}", each) for index, each in zip(steps, seconds, strict=True)]}
+    return {
+        "names": [part.name for part in timing.parts],
+        "items": [(f"step {index}", each) for index, each in zip(steps, seconds, strict=True)],
+    }
 
 
 def _all_modules(profile: Profile) -> tuple[list[str], Section]:

@@ -49,12 +49,17 @@ _MOST_ROWS = 12
 
 def predicted_section(report: MemoryReport) -> Section:
     """The peak, what is held then, which modules keep it, and what would fit."""
-    about = (
-        "Of tensors, in two eager steps on fake ones, as the optimizer's states are made in the first. CUDA's context, "
-        "workspaces of cuBLAS, NCCL's buffers and fragmentation come on top."
+    return Section(
+        "Predicted memory",
+        f"{headline(report)}.",
+        [
+            *peak_tables(report),
+            *_checkpointed(report),
+            *report.notes,
+            "Of tensors, in two eager steps on fake ones, as the optimizer's states are made in the first. CUDA's "
+            "context, workspaces of cuBLAS, NCCL's buffers and fragmentation come on top.",
+        ],
     )
-    items = [*peak_tables(report), *_checkpointed(report), *report.notes, about]
-    return Section("Predicted memory", f"{headline(report)}.", items)
 
 
 def peak_tables(report: MemoryReport) -> Iterator[Item]:
@@ -134,7 +139,6 @@ def memory_section(profile: Profile) -> Section | None:
     if memory is None:
         return None
     kind, on_device = memory.kind, memory.kind == "allocated"
-    unseen = f"{NOT_AVAILABLE} (compiled graphs' and FSDP's own are not seen)"
     # What is empty is no figure of this run.
     values = {
         **{f"{kind} at the end of {PHASES[phase]}": si(held, "B") for phase, held in memory.held_bytes.items()},
@@ -148,15 +152,18 @@ def memory_section(profile: Profile) -> Section | None:
             for label, (name, reason) in (_UNKNOWN_BYTES if profile.context.trains else {}).items()
         },
         "the peak grew in": (memory.peak_grew_in or "").replace("_", " "),
-        "held by tensors at the peak": unseen if tensors is None else "",
+        "held by tensors at the peak": ""
+        if tensors is not None
+        else f"{NOT_AVAILABLE} (compiled graphs' and FSDP's own are not seen)",
     }
     known = {label: value for label, value in values.items() if value}
     of_tensors = [] if tensors is None else [f"Of tensors: {headline(tensors)}.", *peak_tables(tensors)]
     whose = (
         "on the device, as its caching allocator counts them" if on_device else "of this process on the host, all of it"
     )
-    title = f"Memory of this rank in the counted {profile.context.step_word}"
-    return Section(title, f"Bytes {whose}.", [known, *of_tensors])
+    return Section(
+        f"Memory of this rank in the counted {profile.context.step_word}", f"Bytes {whose}.", [known, *of_tensors]
+    )
 
 
 # What training holds by its label: where a record has it, and why it may not be known.
@@ -203,8 +210,11 @@ def plan_section(plan: Plan) -> Section:
         },
         *plan.notes,
     ]
-    about = f"One step of rank {plan.rank} of the mesh {sizes}{batch}, counted without the job. A floor is no forecast."
-    return Section("Plan", about, items)
+    return Section(
+        "Plan",
+        f"One step of rank {plan.rank} of the mesh {sizes}{batch}, counted without the job. A floor is no forecast.",
+        items,
+    )
 
 
 def _held_words(memory: MemoryReport | None) -> str:
@@ -273,9 +283,12 @@ def counts_section(counts: FlopCounts) -> Section:
         f"Parameters: {bytes_by_dtype(sizes)}." if sizes else "",
         f"Not counted: {some_of(names, most=_SHAPES_SHOWN)}{bound}." if names else "",
     ]
-    about = "Of each module with those inside it; a multiply-add is two FLOPs."
     nodes = [] if root is None else list(_nodes(root))
-    return Section("FLOPs by module", about, [Table(nodes, columns), *remarks, *record.notes])
+    return Section(
+        "FLOPs by module",
+        "Of each module with those inside it; a multiply-add is two FLOPs.",
+        [Table(nodes, columns), *remarks, *record.notes],
+    )
 
 
 def _node_name(node: ModuleNode) -> str:

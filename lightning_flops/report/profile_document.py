@@ -227,11 +227,12 @@ def modules_section(profile: Profile, *, most: int) -> Section:
         Column("", lambda item: profile.per_step(sum(one.own.total for one in item[0])), unit="FLOPs"),
         share("of peak", lambda item: None if any(one.own != one.total for one in item[0]) else share_of_peak(item[0])),
     ]
-    added_up = any(len(group) > 1 for group, _ in found[:most])
     elsewhere, own = (one.forward + one.backward for one in (profile.outside, profile.modules[0].total))
     words = sentences(
         f"And {plain(len(found[most:]))} more." if found[most:] else "",
-        "A star stands for numbers that differ: these modules are added up." if added_up else "",
+        "A star stands for numbers that differ: these modules are added up."
+        if any(len(group) > 1 for group, _ in found[:most])
+        else "",
         f"{percent(ratio(part=elsewhere, whole=elsewhere + own))} of the FLOPs, "
         f"{si(profile.per_step(elsewhere))}, ran in no module of this model but in another one or in the "
         "loop, which have no row. In a loop of your own, give all in a dict."
@@ -380,9 +381,12 @@ def flops_section(profile: Profile) -> Section:
         "Bytes are what all operators read and write, elementwise ones included." if moved.total else "",
         _lower_bound_words(profile),
     )
-    title = f"FLOPs of a {profile.step_name} per {profile.context.device_word}"
     unknown = {rate: why for rate, why in profile.unavailable.items() if trains or rate not in RATES_OF_TRAINING}
-    return Section(title, note, [Table(rows, columns, whole=True), *missing_rates(unknown)])
+    return Section(
+        f"FLOPs of a {profile.step_name} per {profile.context.device_word}",
+        note,
+        [Table(rows, columns, whole=True), *missing_rates(unknown)],
+    )
 
 
 def operators_section(profile: Profile) -> Section | None:
@@ -416,14 +420,20 @@ def uncounted_section(profile: Profile) -> Section:
         Column("", lambda row: "may have FLOPs" if row[1].may_have_flops else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]
-    note = sentences(
-        _lower_bound_words(profile),
-        "lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
-        if profile.lower_bound
-        else "",
+    return Section(
+        "Not counted",
+        sentences(
+            _lower_bound_words(profile),
+            "lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
+            if profile.lower_bound
+            else "",
+        ),
+        [
+            Table(ordered, columns, whole=True)
+            if ordered
+            else "Nothing: every operator that ran has a FLOP count or is known to have none."
+        ],
     )
-    nothing = "Nothing: every operator that ran has a FLOP count or is known to have none."
-    return Section("Not counted", note, [Table(ordered, columns, whole=True) if ordered else nothing])
 
 
 def _lower_bound_words(profile: Profile) -> str:

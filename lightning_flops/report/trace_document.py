@@ -54,8 +54,12 @@ def _memory(report: TraceReport, curves: Sequence[tables.MemoryCurve]) -> Sectio
         f"{us(one.peak_us)} after the first event{f', in {one.peak_phase}' if one.peak_phase else ''}"
         for one in curves
     }
-    note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
-    return Section("Memory", note, [peaks, Table(report.memory or (), _SIZES)], "curves")
+    return Section(
+        "Memory",
+        "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called.",
+        [peaks, Table(report.memory or (), _SIZES)],
+        "curves",
+    )
 
 
 # What is said of what a trace lacks, by the field of it.
@@ -142,12 +146,13 @@ def _kernels(report: TraceReport, summary: tables.KernelSummary) -> Section:
         f"shorter than {tables.SHORT_KERNEL_LIMIT_US} us": f"{percent(summary.short_calls_ratio)} of the kernels, "
         f"{percent(summary.short_time_ratio)} of their time",
     }
-    note = (
+    return Section(
+        "Kernels",
         "TC: whether the operator can use tensor cores / whether the kernel's name says that it did; n/a for AMD's and "
         "Intel's names. Above 100% of peak: Winograd and the like multiply less than the formula says, or the clock "
-        "was boosted above that of the vendor's figure."
+        "was boosted above that of the vendor's figure.",
+        [values, Table(rows, columns)],
     )
-    return Section("Kernels", note, [values, Table(rows, columns)])
 
 
 def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
@@ -236,10 +241,9 @@ def _modules(_: TraceReport, modules: tables.ModuleTable) -> Section:
 def _communication(report: TraceReport, _: object) -> Section:
     rows = report.collectives or ()
     clock = "device" if any(row.device is not None for row in rows) else "host"
-    note = "Overlapping events are merged. Compute: kernels that do not communicate. Exposed: not hidden by these."
     return Section(
         "Communication",
-        note,
+        "Overlapping events are merged. Compute: kernels that do not communicate. Exposed: not hidden by these.",
         [Table([report], filled([report], OVERLAP)), Table(rows, [named("collective"), CALLS, _BYTES, *spread(clock)])],
     )
 
@@ -255,9 +259,12 @@ def _operators(report: TraceReport, rows: Sequence[tables.OperatorRow]) -> Secti
         columns += spread(clock, "total mean max", prefix=f"{clock} ")
         of_shape += spread(clock, "total mean", prefix=f"{clock} ")
     columns.append(Column("called from", at("called_from"), str, left=True, is_name=True))
-    note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     shapes = [Table(by_shape, filled(by_shape, [*of_shape, *_RATES]))] if by_shape else []
-    return Section("Operators", note, [Table(rows, filled(rows, columns)), *shapes])
+    return Section(
+        "Operators",
+        "Self: without the operators that it called. Ratios are of the self times of all operators.",
+        [Table(rows, filled(rows, columns)), *shapes],
+    )
 
 
 def _children(report: TraceReport, children: Sequence[tables.ChildRow]) -> Section:
@@ -270,8 +277,11 @@ def _children(report: TraceReport, children: Sequence[tables.ChildRow]) -> Secti
         *spread("host", "total ratio", prefix="host "),
         *spread("device", "total ratio", prefix="device "),
     ]
-    note = "What an operator called or launched itself stands under it, with the share of its time that this took."
-    return Section("Operators and what they called", note, [Table(rows, filled(rows, columns))])
+    return Section(
+        "Operators and what they called",
+        "What an operator called or launched itself stands under it, with the share of its time that this took.",
+        [Table(rows, filled(rows, columns))],
+    )
 
 
 def _table(
