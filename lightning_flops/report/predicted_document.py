@@ -413,6 +413,6 @@ def _steps(summary: ThroughputSummary) -> str:
     elif error is None and number < _LEAST_CHECKS:
         checked = f"Their error is not known: there were {checks}, and it takes three."
     elif error is None:
-        differ = f"at most {percent(min(1.0, 3 / number))} of the steps differ, with 95% confidence"
+        differ = f"at most {percent(1 - 0.05 ** (1 / number))} of the steps differ, with 95% confidence"
         checked = f"{checks} agreed to the last FLOP: {differ}."
     return f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {shares}. {checked}"

@@ -285,6 +285,16 @@ def test_shares_carry_their_error() -> None:
     assert estimate_text(None, None, 0) == "n/a"
 
 
+def test_checks_that_all_agreed_leave_so_many_steps_that_may_differ() -> None:
+    """If 63.2% of the steps differed, three drawn at random would all agree once in twenty runs: 0.368 cubed."""
+    for checks, share in ((3, "63.2%"), (12, "22.1%"), (59, "4.95%")):
+        summary = replace(OF_TEN_STEPS, flops_error=None, checks=checks)
+        words = (
+            f"{checks} random checks agreed to the last FLOP: at most {share} of the steps differ, with 95% confidence."
+        )
+        assert words in " ".join(render_text(summary).split())
+
+
 def test_a_run_whose_peak_is_not_known_says_that_its_mfu_is_not() -> None:
     why = "no dense peak is known for the device; run lightning-flops peak, or set peak_flops_per_sec"
     lines = render_text(replace(OF_TEN_STEPS, unavailable={"mfu": why})).splitlines()
