@@ -30,7 +30,7 @@ from lightning_flops.measure.torch_private.optional import (
 )
 from lightning_flops.records import ROLLOUT, SCORING
 from lightning_flops.run.adapter import Adapter
-from lightning_flops.run.run import Run, failed, safe
+from lightning_flops.run.run import Run, safe
 from lightning_flops.signals import Quiet, Undo
 
 #: Classes whose ``generate`` runs elsewhere, or in code of its own.
@@ -44,7 +44,7 @@ _SERVERS = (
 class Hook:
     """A hook of ours on a module or an optimizer of the user's, which holds the adapter weakly.
 
-    What *notify* raises ends our part of the run, as of a ``safe`` method.
+    What *notify* raises ends our part of the run, as all that it ``does``.
     """
 
     def __init__(self, adapter: Any, notify: Callable[..., None]) -> None:
@@ -55,12 +55,8 @@ class Hook:
         """Notify the adapter, if it is there, on the thread that trains."""
         leave_compiled_code()
         adapter = self._adapter()
-        if adapter is None or adapter.run.closed or adapter.run.delivery.thread != threading.get_ident():
-            return
-        try:
+        if adapter is not None and adapter.run.delivery.thread == threading.get_ident():
             adapter.run.does(self._notify, adapter, *args)
-        except Exception as error:
-            failed(adapter.run, error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # in a pickle or a copy: the standard library's, and does nothing
@@ -108,19 +104,15 @@ class HearingAdapter(Adapter):
             return has_ended
 
         def has_ended(result: Any, error: BaseException | None) -> None:
-            one = held()
-            if one is None or one.run.closed:
+            if (one := held()) is None:
                 return
             if error is not None and raises is not None:
                 one.run.does(raises, one, error)
             elif ends is not None:
                 one.run.does(ends, one, result)
 
-        def has_failed(error: Exception) -> None:
-            one = held()
-            failed(None if one is None else one.run, error)
-
-        listen(undo, owner, name, has_begun, failed=has_failed)
+        hide(has_ended)
+        listen(undo, owner, name, has_begun)
 
     def hear_calls(
         self,

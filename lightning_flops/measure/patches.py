@@ -38,7 +38,8 @@ def listen(
     """
     if isinstance(owner, type):
         owner = next((kind for kind in owner.__mro__ if name in vars(kind)), owner)
-    key, one = (id(owner), name), (begins, failed) if around is None else begins
+    is_quiet = around is not None or (failed is None and hide(begins))
+    key, one = (id(owner), name), begins if is_quiet else functools.partial(_guarding, failed, begins)
 
     def drop() -> None:
         listeners, remove = _wrapped.get(key, ([one], lambda: None))
@@ -66,26 +67,31 @@ def listen(
     _wrapped[key][0].append(one)
 
 
-def _heard(
-    listeners: list[tuple[Callable[..., Ends | None], Failed | None]], original: Callable[..., Any]
-) -> Callable[..., Any]:
+def _heard(listeners: list[Callable[..., Ends | None]], original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         hearing = []
-        for begins, failed in reversed(listeners):  # a comprehension has a frame of its own, which torch would compile
-            hearing.append((guarded(failed, begins, *args, **kwargs), failed))
+        for begins in reversed(listeners):  # a comprehension has a frame of its own, which torch would compile
+            hearing.append(begins(*args, **kwargs))
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
-            for ends, failed in hearing:
-                guarded(failed, ends, None, error)
+            for ends in hearing:
+                if ends is not None:
+                    ends(None, error)
             raise
-        for ends, failed in hearing:
-            guarded(failed, ends, result, None)
+        for ends in hearing:
+            if ends is not None:
+                ends(result, None)
         return result
 
     hide(call, alone=True)  # what it is around is compiled as it would be without us
     return call
+
+
+def _guarding(failed: Failed | None, begins: Callable[..., Ends | None], /, *args: Any, **kwargs: Any) -> Ends | None:
+    ends = guarded(failed, begins, *args, **kwargs)
+    return None if ends is None else functools.partial(guarded, failed, ends)
 
 
 def guarded(failed: Failed | None, ours: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
@@ -103,4 +109,5 @@ def guarded(failed: Failed | None, ours: Callable[..., Any] | None, /, *args: An
         return None
 
 
+hide(_guarding)
 hide(guarded)

@@ -125,14 +125,23 @@ class Run:
         self.clock = parts.clock if isinstance(parts, PhaseTimer) and is_alone else None
         self._phase_follows()
 
-    def does(self, ours: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """What *ours* answers, which the user's program would not call: what it takes is in no time of a step."""
+    def does(self, ours: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """What *ours* answers, which the user's program would not call: what it takes is in no time of a step.
+
+        Its first ``Exception`` ends our part of the run with one warning; then, and once the run is closed, it does
+        nothing. ``KeyboardInterrupt`` and the like pass through, as does an exception that a signal handler of the
+        user's raised while our code ran.
+        """
         clock = self.clock
         runs = clock is not None and clock.paused_at is None  # asked first: it goes on, whatever interrupts the pause
         try:
             if clock is not None and runs:
                 clock.pause()
-            return ours(*args, **kwargs)
+            return None if self.closed else ours(*args, **kwargs)
+        except Exception as error:
+            if not isinstance(error, RecursionError):  # there is no room for us, nor for words about it
+                failed(self, error)
+            return None
         finally:
             if clock is not None and runs:
                 clock.go_on()
@@ -403,21 +412,16 @@ def _account(adapter: Adapter, context: RunContext) -> str:
 
 
 def safe(hook: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:
-    """A method of an object that has a ``run``: its first ``Exception`` ends our part of the run with one warning.
-
-    After the run is closed the hook does nothing. ``KeyboardInterrupt`` and the like pass through, as does an exception
-    that a signal handler of the user's raised while our code ran.
-    """
+    """A method of an object that has a ``run``, which ``does`` it; without one, what it raises is one warning."""
 
     @functools.wraps(hook)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        run = self.run
-        if run is not None and run.closed:
-            return None
+        if self.run is not None:
+            return self.run.does(hook, self, *args, **kwargs)  # type: ignore[no-any-return]
         try:
-            return hook(self, *args, **kwargs) if run is None else run.does(hook, self, *args, **kwargs)
+            return hook(self, *args, **kwargs)
         except Exception as error:
-            failed(self.run, error)
+            failed(self.run, error)  # there may be one by now
             return None
 
     return call
