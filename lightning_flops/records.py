@@ -255,13 +255,13 @@ class RunContext(ParallelSizes):
     @property
     def run_word(self) -> str:
         """What the framework's users call the run that steps are numbered in."""
-        word = "fit" if "lightning" in self.framework else "run"
+        word = "fit" if "pytorch" in self.framework else "run"  # of Lightning's Trainer; Fabric runs no loop
         return word if self.trains else f"{self.loop} loop"
 
     @property
     def whose_loop(self) -> str:
         """What runs around the parts of a step, for people."""
-        return "Lightning's own loop" if "lightning" in self.framework else "the loop itself"
+        return "Lightning's own loop" if "pytorch" in self.framework else "the loop itself"
 
     @property
     def step_word(self) -> str:

@@ -53,6 +53,13 @@ def test_a_folder_gets_tensorboards_files_and_ours(now: FakeNow, tmp_path: Path)
     assert [event.step for event in events.Scalars("flops_monitor/samples_per_sec")] == [104, 108, 112]
 
 
+def test_a_run_too_short_to_be_profiled_has_its_throughput_in_tensorboard_alone(now: FakeNow, tmp_path: Path) -> None:
+    train(now, log_dir=tmp_path, profile_step=50)
+    (file,) = tmp_path.rglob("*")
+    tags = EventAccumulator(str(file)).Reload().Tags()
+    assert (tags["scalars"], tags["tensors"]) == ([], ["flops_monitor/summary/text_summary"])
+
+
 def test_a_summary_writer_gets_scalars_and_text_and_throughput_alone_is_a_file(now: FakeNow, tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path)) as writer:
         train(now, writer=writer, log_every_n_steps=4)
@@ -164,6 +171,7 @@ def test_a_loop_of_fabric_and_its_logger(now: FakeNow, tmp_path: Path) -> None:
     profile = profile_of(profiler)
     assert (profile.flops.forward, profile.flops.backward, profile.samples) == (FORWARD, BACKWARD, BATCH)
     assert (profile.context.framework, profile.context.precision) == ("lightning.fabric", "32-true")
+    assert (profile.context.run_word, profile.context.whose_loop) == ("run", "the loop itself")
     assert profile.modules[0].type_name == "Net"
     assert left_on_object(model) == left_on_object(given) == []
     logger.finalize("success")

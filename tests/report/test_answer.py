@@ -73,7 +73,16 @@ def test_the_text_of_advice_alone_says_what_the_report_says_of_advice() -> None:
         assert without_advice(profile) in render_advice(profile) or advice
 
 
-@pytest.mark.parametrize(("framework", "whose"), [("lightning.pytorch", "Lightning's own loop"), ("torch", "the loop")])
+@pytest.mark.parametrize(
+    ("framework", "whose"),
+    [
+        ("lightning.pytorch", "Lightning's own loop"),
+        ("pytorch_lightning", "Lightning's own loop"),
+        ("lightning.fabric", "the loop"),
+        ("lightning_fabric", "the loop"),
+        ("torch", "the loop"),
+    ],
+)
 def test_a_line_that_enters_the_framework_is_no_cause(framework: str, whose: str) -> None:
     profile = PROFILES["no_trace"]
     assert profile.timing is not None
