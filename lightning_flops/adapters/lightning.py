@@ -116,28 +116,11 @@ class LightningAdapter(HearingAdapter):
         step = config.next_profile_step(steps_done=0)
         if step is not None:  # a loop that is known to be too short for it is profiled in its last step
             step = int(min(step, max(0, _steps_in(trainer, loop) - 1)))
-        development = bool(getattr(trainer, "fast_dev_run", False))  # it writes no files but one that a setting names
-        # On other ranks some loggers number their folders anew.
-        loggers = Services(trainer.loggers)
-        numbered = loggers if trainer.is_global_zero else Services(())
-        output = LoggedOutput(
-            config,
-            loggers=loggers,
-            # Not ``trainer.log_dir``, which broadcasts and so needs all ranks, and not the ``save_dir`` of a logger
-            # without a folder for each run, which may be the working directory.
-            folder=lambda: None if development else numbered.folder() or own_folder,
-            announce=partial(announce_in_log, _import_root(trainer)),
-            nowhere=""
-            if development or own_folder
-            else "No file keeps it: give the Trainer a logger or a FlopsProfilerCallback, or "
-            'call logging.basicConfig(level="INFO").',
-            part=loop.removeprefix("training"),
-        )
         self.facts = Facts(
             root=pl_module,
             whole=strategy.model or pl_module,
             device=trainer.strategy.root_device,
-            output=output,
+            output=_output_of(trainer, config, loop=loop, own_folder=own_folder),
             rank=trainer.global_rank,
             world_size=trainer.world_size,
             loop=loop,
@@ -362,6 +345,27 @@ def _meaning(action: str) -> tuple[str, TimePhase | None]:
 
 
 # ---- what a Trainer knows about its run, and where its reports go; nothing here asks another rank
+
+
+def _output_of(trainer: Trainer, config: ProfilerConfig, *, loop: Loop, own_folder: str | None) -> LoggedOutput:
+    """Where reports on a loop of *trainer* go."""
+    development = bool(getattr(trainer, "fast_dev_run", False))  # it writes no files but one that a setting names
+    # On other ranks some loggers number their folders anew.
+    loggers = Services(trainer.loggers)
+    numbered = loggers if trainer.is_global_zero else Services(())
+    return LoggedOutput(
+        config,
+        loggers=loggers,
+        # Not ``trainer.log_dir``, which broadcasts and so needs all ranks, and not the ``save_dir`` of a logger without
+        # a folder for each run, which may be the working directory.
+        folder=lambda: None if development else numbered.folder() or own_folder,
+        announce=partial(announce_in_log, _import_root(trainer)),
+        nowhere=""
+        if development or own_folder
+        else "No file keeps it: give the Trainer a logger or a FlopsProfilerCallback, or "
+        'call logging.basicConfig(level="INFO").',
+        part=loop.removeprefix("training"),
+    )
 
 
 def _steps_in(trainer: Trainer, loop: Loop) -> float:

@@ -17,7 +17,7 @@ import sysconfig
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any, Literal, NamedTuple
@@ -110,6 +110,12 @@ def _line(frame: FrameType) -> int:
     return lines[-1] if lines else code.co_firstlineno
 
 
+def _hook_in(stack: Sequence[tuple[CodeType, int, Owner]]) -> str:
+    """The callback's hook that a framework has called, innermost; empty if it has called none."""
+    calls = (one for (one, *_), (by, *_) in pairwise(stack) if by.co_name in _CALL_HOOKS)
+    return next((_name(one) for one in calls if one.co_name.startswith(_HOOKS)), "")
+
+
 def place_of(innermost: FrameType | None) -> Place | None:
     """Where the code of the *innermost* frame is; None in code of ours. No frame is kept."""
     stack = [(one.f_code, one.f_lineno or _line(one), _owner(one)) for one in frames_outwards(innermost)]
@@ -117,23 +123,15 @@ def place_of(innermost: FrameType | None) -> Place | None:
     if any(owner == "ours" and (code.co_filename, code.co_name) != _PASSES_ON for code, _, owner in stack[:at]):
         return None
     called = next((code for code, _, owner in reversed(stack[:at]) if owner == "library"), None)
-    hook = next(
-        (
-            _name(one)
-            for (one, *_), (by, *_) in pairwise(stack)
-            if by.co_name in _CALL_HOOKS and one.co_name.startswith(_HOOKS)
-        ),
-        "",
-    )
     if at == len(stack):
-        return Place("", 0, "", _callee(called), hook)
+        return Place("", 0, "", _callee(called), _hook_in(stack))
     code, line, _ = stack[at]
     function = code
     for outer, *_ in stack[at + 1 :]:
         if function.co_name in _INLINE and outer.co_filename == function.co_filename:
             function = outer  # the function around a comprehension
     in_module = any(one.co_name in _CALL_MODULE and owner == "library" for one, _, owner in stack[at:])
-    return Place(code.co_filename, line, _name(function), _callee(called), hook, in_module)
+    return Place(code.co_filename, line, _name(function), _callee(called), _hook_in(stack), in_module)
 
 
 def why_not(handler: object = signal.SIG_DFL) -> str:
