@@ -197,8 +197,11 @@ class LightningAdapter(HearingAdapter):
         if not begins and kind in _OPENS and _OPENS[kind] not in inner:
             inner.add(_OPENS[kind])
             engine = self._engine if _OPENS[kind] == "optimizer" else None
-            # Lightning calls DeepSpeed's update after every batch.
-            run.enter(_OPENS[kind], counts=engine is None or bool(engine.is_gradient_accumulation_boundary()))
+            # Lightning calls DeepSpeed's update after every batch. What is called by hand counts where it is heard.
+            run.enter(
+                _OPENS[kind],
+                counts=not self._manual and (engine is None or bool(engine.is_gradient_accumulation_boundary())),
+            )
 
     def _is_elsewhere(self) -> bool:
         """Whether another fit runs inside of this one: another Trainer's, or a finder's, which takes callbacks off."""

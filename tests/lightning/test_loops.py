@@ -75,6 +75,17 @@ def test_manual_optimization_with_two_optimizers(trainer: MakeTrainer, now: Fake
     assert (summary.steps_estimated, summary.model_flops) == (0, 8 * batch_flops(times=2).total)
 
 
+def test_half_of_the_steps_of_manual_optimization_are_timed_without_marks_too(
+    trainer: MakeTrainer, now: FakeNow, windows: list[Any]
+) -> None:
+    callback = FlopsProfilerCallback(profile_step=0, timing_steps=16, trace=False)
+    trainer(callback).fit(new_gan(now=now), loader(40))
+    (window,) = windows
+    assert [step.seconds.total for step in window.timed_steps] == [28.0] * 8
+    assert [step.seconds.total for step in window.plain_steps] == [28.0] * 8
+    assert profile_of(callback).notes == ()  # no step differs from another, and the run was long enough
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_bare_optimizers_and_backwards_in_manual_optimization_are_the_steps(
     trainer: MakeTrainer, now: FakeNow, windows: list[Any], every: int
