@@ -2,14 +2,14 @@
 
 ``make bench-advice`` runs each program of ``advice_programs`` under the profiler, in a process of its own. Once that is
 done, steps that nothing watches run with the cause and under the remedy that was advised: nine pairs of blocks, in
-turns, so that both have the same machine; of Lightning or transformers each block is a training of its own. *Quiet*:
-alone. *Busy*: beside a process that keeps one core busy. *Named first*: the first advice is of the rule, and names
-the line's function, the hook, the module or the rank. *Saved*: of the time of a sample in a typical step, the mean of
-the middle half of a block: the median of the pairs, and their middle half. *Size right*: a figure "at most" (<=)
-covers that median and is at most twice it; a figure "at least" (>=) is covered by it, and it is at most twice the
-figure; of a run that was starved of processors, what is said "about" is at most twice the other. All within five
-points. Records of earlier passes stay in a file, so the passes may be run on different days: ``python -m
-benchmarks.advice --runs 6 --only quiet``.
+turns, so that both have the same machine; where a hook of Lightning or transformers is the cause all within one
+training, where it is the dataset each block in one of its own. *Quiet*: alone. *Busy*: beside a process that keeps
+one core busy. *Named first*: the first advice is of the rule, and names the line's function, the hook, the module or
+the rank. *Saved*: of the time of a sample in a typical step, the mean of the middle half of a block: the median of
+the pairs, and their middle half. *Size right*: a figure "at most" (<=) covers that median and is at most twice it; a
+figure "at least" (>=) is covered by it, and it is at most twice the figure; of a run that was starved of processors,
+what is said "about" is at most twice the other. All within five points. Records of earlier passes stay in a file, so
+the passes may be run on different days: ``python -m benchmarks.advice --runs 6 --only quiet``.
 
 The second table holds the share of each planted statement by the samples of its lines beside that by a clock around it,
 in steps after the window, which nothing samples; and what is left of the step, with the cause and without. Where that
@@ -106,7 +106,8 @@ def saved(record: dict[str, Any]) -> float | None:
 
 def savings(record: dict[str, Any]) -> list[float]:
     """The same of each pair of blocks."""
-    pairs = [] if first_rule(record) == "data_wait_full" else record.get("pairs", ())
+    rule = first_rule(record)
+    pairs = [] if rule == "data_wait_full" != PLANTED[record["name"]].rule else record.get("pairs", ())
     return [1.0 - after / before for before, after in pairs]
 
 

@@ -31,6 +31,7 @@ from tests.corpus.case import Parts
 from .advice_causes import CAUSES
 from .advice_frameworks import Lightning, Transformers
 from .advice_parts import CLOCK, Planted, Program, Samples, Step, WholeBatches, in_turns, perceptron, same, typical
+from .advice_rest import REST
 
 FORK = multiprocessing.get_context("fork")
 SECONDS, STEPS, LEFT_OUT = 0.2, 10, 10
@@ -173,6 +174,7 @@ PLANTED: dict[str, Planted] = {
     "dropout": Planted(dropout, "dropout"),
     "late_rank": Planted(late_rank, "straggler", "rank 1"),
     **CAUSES,
+    **REST,
 }
 """Programs with the rule that knows their cause, or the beginning of its name."""
 
@@ -270,19 +272,27 @@ class _Trained:
         for batch in islice(self.batches, count):
             if program.before is not None:
                 batch = program.before(batch)
-            if program.loss is not None:
-                loss = program.loss(program.model, batch)
+            if isinstance(self.optimizer, torch.optim.LBFGS):
+                self.optimizer.step(partial(self._forth_and_back, batch))  # type: ignore[no-untyped-call]
             else:
-                output = program.model(**batch) if isinstance(batch, dict) else program.model(batch)
-                loss = output.square().mean()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if program.after is not None:
-                program.after(program.model)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+                self._forth_and_back(batch)
+                self.optimizer.step()
             before, ended = ended, (time.perf_counter(), CLOCK.seconds)
             found.append(Step(ended[0] - before[0], ended[1] - before[1]))
         return found
+
+    def _forth_and_back(self, batch: Any) -> Any:
+        program = self.program
+        self.optimizer.zero_grad()
+        if program.loss is not None:
+            loss = program.loss(program.model, batch)
+        else:
+            output = program.model(**batch) if isinstance(batch, dict) else program.model(batch)
+            loss = output.square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if program.after is not None:
+            program.after(program.model)
+        return loss
 
 
 def report(name: str, obey: int | None, keep: Path | None) -> dict[str, Any]:

@@ -193,14 +193,16 @@ class HearingAdapter(Adapter):
     def looks(self, model: nn.Module) -> None:
         """*model* is called without gradients, the first time: its later calls are heard, and the end of this one."""
         marks = self.run.window.marks
-        is_free = not (self.run.phases or self.run.outside_of) and self.facts.loop == "training"
+        is_free = not (any(self.run.phases) or self.run.outside_of) and self.facts.loop == "training"
         if is_free and marks is not None and next(model.parameters(), None) is not None:
             self._lookers += (weakref.ref(model),)
             self._hear_lookers([model], marks)
-            self._look_begins()
+            self._look_begins(model)
 
     @safe
-    def _look_begins(self, *_: Any) -> None:
+    def _look_begins(self, model: Any, *_: Any) -> None:
+        if not (torch.is_grad_enabled() or self.run.outside_of) and any(model is asked for asked, *_ in self._asked):
+            self.run.phases[0] = ROLLOUT  # of a ``generate`` that switches gradients off by itself
         self.run.phase_begins("" if torch.is_grad_enabled() else SCORING)
 
     @safe

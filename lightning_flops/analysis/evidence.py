@@ -31,6 +31,7 @@ _DROPS = frozenset(("aten.bernoulli_", "aten.native_dropout"))
 # Operators of which a norm that is written out in Python has one.
 _DEVIATES = frozenset(("aten.rsqrt", "aten.sqrt", "aten.std", "aten.var", "aten.var_mean", "aten.linalg_vector_norm"))
 _SAFE_SOFTMAX = "aten._safe_softmax"  # that of scaled_dot_product_attention where it falls back on separate products
+_ATTENTION = "attention", "attention_dropout"
 _SOFTMAX = frozenset(("aten._softmax", _SAFE_SOFTMAX, "aten.exp"))
 _MANY_CALLS, _SHORT_CALL_SEC = 16, 0.002  # a module that a batch calls so often, each time for less
 _MANY_OPERATORS = 64  # in one call of a module, without those of modules inside it: a loop of Python runs them
@@ -38,8 +39,7 @@ _LEAST_OF_COMPUTE = 0.15  # a line of the user's around the model, where the mod
 DATA_WAIT = "data wait"  # the part's name for people
 _TRAINERS = ("lightning.pytorch", "pytorch_lightning", "transformers")  # frameworks that run the loop themselves
 # What is left of a wait whose dataset hands over whole batches, at least and at most: a sampler and an iterator, and a
-# framework's fetcher. Plain loaders took 0.02 to 0.04 ms for batches of 8 to 64, those of Lightning and of transformers
-# 0.20 to 0.33 ms: ``python -m benchmarks.loading``.
+# framework's fetcher. ``python -m benchmarks.loading``: 0.02 to 0.04 ms, with Lightning and transformers 0.20 to 0.33.
 FETCH_SEC, FRAMEWORK_FETCH_SEC = (0.00002, 0.00005), (0.0002, 0.0003)
 
 
@@ -262,23 +262,27 @@ def _about(
     module: ModuleRecord, cells: Sequence[OperatorCell], *, steps: int, calls: int, on_gpu: bool
 ) -> Iterator[tuple[str, float]]:
     """The rules that a module with so many *calls* is about, by its class and what ran in it; and of its time what."""
-    if any(one.dtype == "float64" and one.flops for one in cells):
+    products = summed(((one.dtype, one.flops) for one in cells), 0)
+    if products.get("float64"):
         yield "float64", 1.0
     ran = summed(((one.operator, one.calls) for one in cells if one.phase == "forward"), 0)
     if sum(ran.values()) >= _MANY_OPERATORS * calls > 0:
         yield "loop", 1.0
-    name = module.type_name.lower()
-    is_whole = any(one.endswith("_norm") for one in set(ran) - _DEVIATES)  # torch's own
+    # What multiplies is more than its name says: attention with dropout, a layer that scales its weights.
+    name = "" if any(products.values()) else module.type_name.lower()
     if "dropout" in name and not _DROPS.isdisjoint(ran):
         yield "dropout", 1.0
-    elif "norm" in name and not _DEVIATES.isdisjoint(ran) and not is_whole:
+    elif (  # unless there is one of torch's own
+        "norm" in name
+        and not _DEVIATES.isdisjoint(ran)
+        and not any(one.endswith("_norm") for one in ran.keys() - _DEVIATES)
+    ):
         yield "norm", 1.0
         yield "norm_left", min(1.0, calls / sum(ran.values()))  # one operator in the place of these
     # A softmax, or what one is written with, and two products of batches of matrices: scores, and what they weigh.
     elif ran.get("aten.bmm", 0) + ran.get("aten.baddbmm", 0) >= 2 * steps and not _SOFTMAX.isdisjoint(ran):
         # On a GPU dropout is no reason to fall back.
-        falls_back = _SAFE_SOFTMAX in ran and not _DROPS.isdisjoint(ran) and not on_gpu
-        yield "attention_dropout" if falls_back else "attention", 1.0
+        yield _ATTENTION[_SAFE_SOFTMAX in ran and not _DROPS.isdisjoint(ran) and not on_gpu], 1.0
 
 
 def _outermost(names: Set[str]) -> list[str]:
@@ -370,9 +374,10 @@ def _misaligned(
     odd = {module.name: [size for size in module.weight_sizes if size % _ALIGNMENT_16_BITS] for module in modules}
     of_odd = [one for one in cells if one.flops and one.dtype in dtypes and odd.get(one.module)]
     by_module = Counter(summed(((one.module, one.flops) for one in of_odd), 0))
-    sizes = {name or "the root": ", ".join(map(str, dict.fromkeys(odd[name]))) for name, _ in by_module.most_common()}
-    share = ratio(part=by_module.total() or None, whole=sum(cell.flops for cell in cells))
-    return share, tuple(f"{name} ({of})" for name, of in sizes.items())
+    named = [
+        f"{one or 'the root'} ({', '.join(map(str, dict.fromkeys(odd[one])))})" for one, _ in by_module.most_common()
+    ]
+    return ratio(part=by_module.total() or None, whole=sum(cell.flops for cell in cells)), tuple(named)
 
 
 def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
@@ -429,10 +434,7 @@ def _wait_of_batch(evidence: Evidence) -> float:
 
 
 def share_of_wait(rule: str, evidence: Evidence) -> float | None:
-    """The wait's share of the step, for the *rule* of the three on loading that applies; None for the others.
-
-    Of a short wait, what whole batches would save.
-    """
+    """The wait's share of the step, of a short one what whole batches save, for the *rule* on loading that applies."""
     is_short, is_full = _wait_of_batch(evidence) < LEAST_WAIT_SEC, _more_workers(evidence) == 0
     applies = "data_wait_short" if is_short else "data_wait_full" if is_full else "data_wait"
     return _without(evidence.fetch_sec[1] * is_short, evidence) if rule == applies else None
@@ -467,7 +469,7 @@ def saved_of_wait(evidence: Evidence, measured: float) -> float:
         return _without(evidence.fetch_sec[0], evidence)
     more, now, step_sec = _more_workers(evidence), evidence.facts.loader_workers or 0, evidence.step_sec
     if not more or step_sec is None:  # loaded in another way, or by an unknown number
-        return measured
+        return measured + (evidence.shares.get("starved") or 0.0)  # what loads may keep processors from the step
     work_sec, loads_sec = _work_and_loads(evidence, step_sec)
     handed_sec = 0.0 if now else evidence.batches * HAND_OVER_SEC  # what workers load now they hand over, too
     if evidence.loads_without_processor:  # a worker, whose caches stay warm, computes and hands over as good as at once
@@ -480,7 +482,6 @@ def words_of_loader(evidence: Evidence) -> Mapping[str, str]:
     cores, now, room = evidence.facts.cores, evidence.facts.loader_workers, _more_workers(evidence)
     idle = "" if evidence.idle_cores is None else f", {evidence.idle_cores:.1f} of them idle"
     idle = ", and loading hardly uses them" if evidence.loads_without_processor else idle
-    pins = evidence.device.pins_memory and evidence.shares.get("pageable_copies") != 0
     # Of the user's lines that most of the wait is in; no sample sees those of worker processes.
     lines = [one.words for one in evidence.causes.get(DATA_WAIT, ())[:1] if one.share > evidence.data_wait_share / 2]
     return {
@@ -492,5 +493,7 @@ def words_of_loader(evidence: Evidence) -> Mapping[str, str]:
         "more": "Raise the DataLoader's num_workers"
         if room is None
         else f"Set the DataLoader's num_workers={plain((now or 0) + room)}",
-        "pin": ", pin_memory=True" if pins else "",
+        "pin": ", pin_memory=True"
+        if evidence.device.pins_memory and evidence.shares.get("pageable_copies") != 0
+        else "",
     }

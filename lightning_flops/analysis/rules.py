@@ -41,9 +41,8 @@ class Rule:
     #: The ceiling: the share of a step that the remedy can save at most; None if that is not known.
     saves: Callable[[Evidence, float], float | None] | None = lambda evidence, measured: measured
     ceiling: str = ""  #: That limit in words, where it is neither the share that was measured nor unknown.
-    #: Whether the remedy puts nothing in the place of what was measured. Where nothing runs beside the training thread
-    #: a step is then shorter by at least that: what is left runs as before, or faster, as its caches stay warm. Not so
-    #: where the time may be of what runs just before the line that is named.
+    #: Whether the remedy puts nothing in the place of what was measured: where nothing runs beside the training thread,
+    #: a step is then shorter by at least that, as what is left has warmer caches, unless the line before had the time.
     removes: bool = False
     source: str = _OWN
     words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
@@ -245,8 +244,10 @@ RULES: tuple[Rule, ...] = (
         remedy="Lower its max_iter and max_eval, or take an optimizer without a closure.",
         unless="where the steps are worth their price",
         changes=True,
-        saves=lambda one, measured: (one.compute_share or 0.0) * (1.0 - 1.0 / measured),
-        ceiling="all but one of these runs",
+        saves=lambda one, measured: (
+            sum(filter(None, (one.compute_share, one.shares.get("optimizer")))) * (1 - 1 / measured)
+        ),
+        ceiling="all but one of these runs, and of the optimizer's own work between them",
     ),
     Rule(
         name="host_wait",
@@ -313,14 +314,13 @@ RULES: tuple[Rule, ...] = (
         for name, ceiling, remedy, unless in (
             (
                 "data_wait",
-                "the wait, less what it takes so many workers to load and at least to hand over; where loading hardly "
-                "uses processors, to wait for",
+                "the wait, less what it takes so many workers to load and at least, where that computes, to hand over",
                 "{more}, with persistent_workers=True{pin}.",
                 "where the wait is for a disk or a network that is at its limit",
             ),
             (
                 "data_wait_full",
-                "",
+                "the wait, and the time in which the process was ready to run and waited for a processor",
                 "No core is idle for more workers: prepare once, before training, what is made anew for each sample "
                 "(decoded, resized, tokenized), or load fewer bytes.",
                 "where each epoch needs other random changes of a sample",

@@ -351,6 +351,18 @@ def test_workers_that_only_wait_compute_and_hand_over_in_no_time(processor: floa
     assert only(evidence).saves == pytest.approx(saves)
 
 
+def test_fewer_runs_of_a_closure_save_their_part_of_the_optimizer_too() -> None:
+    facts = RunFacts(optimizers=(LBFGS,))
+    evidence = Evidence(forwards_a_batch=8, compute_share=0.7, shares={"optimizer": 0.2}, facts=facts)
+    assert only(evidence).saves == pytest.approx(0.9 * 7 / 8)
+
+
+def test_what_is_prepared_before_leaves_the_step_the_processors_that_loading_takes() -> None:
+    evidence = waits(0.05, shares={"starved": 0.04}, idle_cores=0.0, cores=2, loader_workers=2)
+    assert only(evidence).rule == "data_wait_full"
+    assert only(evidence).saves == pytest.approx(0.54)
+
+
 def test_what_changes_the_models_results_is_not_first_while_something_else_saves_a_twentieth() -> None:
     shares = {"dropout": 0.5, "float64": 0.4, "norm": 0.11}
     assert rules(Evidence(shares=shares)) == ["norm", "dropout", "float64"]
@@ -615,13 +627,17 @@ def test_products_are_misaligned_by_the_flops_of_16_bit_products_in_odd_modules(
         ("BatchNorm2d", ("native_batch_norm", "sqrt"), None),
         ("Residual", ("rsqrt",), None),
         ("ReLU", ("relu",), None),
+        ("ConnectedDropout", ("bernoulli_", "mm"), None),  # its time is not that of dropout alone
+        ("NormedLinear", ("linalg_vector_norm", "mm"), None),
     ],
 )
 def test_modules_that_a_remedy_is_known_for_are_found_by_class_and_operators(
     type_name: str, operators: tuple[str, ...], found: str | None
 ) -> None:
     modules = (ModuleRecord(name="a", type_name=type_name), ModuleRecord(name="b", type_name=type_name))
-    cells = tuple(cell(at, "forward", 0, operator=f"aten.{operator}") for at in ("a", "b") for operator in operators)
+    cells = tuple(
+        cell(at, "forward", 100 * (one == "mm"), operator=f"aten.{one}") for at in ("a", "b") for one in operators
+    )
     flops = replace(windows.mlp_window().flops, cells=cells)
     evidence = gathered(modules=modules, flops=flops, times={"a": 2.0, "b": 4.0}, traced=TRACED)
     # 6 of 20 ms, b first.

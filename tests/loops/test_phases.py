@@ -101,6 +101,35 @@ def test_what_runs_in_generate_is_rollout_and_a_call_without_gradients_outside_o
     assert rollout.tokens_per_sec == pytest.approx(ROWS / 0.75)
 
 
+class WithoutGradients(Policy):
+    @torch.no_grad()
+    def generate(self, rows: Tensor) -> Tensor:
+        return super().generate(rows)
+
+
+class WithGuide(Policy):
+    def generate(self, rows: Tensor) -> Tensor:
+        """Asks a model that does not train, and trains on what it makes."""
+        with torch.no_grad():
+            rows = rows + self.now.guide(rows)  # type: ignore[attr-defined]
+        return self(rows)  # type: ignore[no-any-return]
+
+
+def test_a_generate_that_switches_gradients_off_by_itself_is_rollout(now: FakeNow) -> None:
+    profile = profiled(now, lambda policy, reference, rows, *_: policy.generate(rows), WithoutGradients)
+    rollout = profile.phases["rollout"]
+    assert rollout.flops == TOKENS * FORWARD
+    assert rollout.seconds == pytest.approx(TOKENS * 0.75)
+    assert rollout.completion_tokens == ROWS * TOKENS
+
+
+def test_a_generate_that_trains_is_training_whatever_model_it_asks(now: FakeNow) -> None:
+    now.guide = Policy(now, 1.0)  # type: ignore[attr-defined]
+    profile = profiled(now, lambda policy, reference, rows, *_: policy.generate(rows).sum().backward(), WithGuide)
+    assert "rollout" not in profile.phases
+    assert profile.phases["scoring"].flops == FORWARD
+
+
 def test_what_a_checkpoint_repeats_is_in_no_phase_s_flops_and_mfu(now: FakeNow) -> None:
     profile = profiled(now, rolls_out_and_scores, Checkpointed)
     assert profile.flops.recompute == FORWARD
