@@ -2,7 +2,7 @@
 
 ``make bench-twins`` runs the clean programs of ``advice_programs`` several times, each as a process of its own, and
 compares every run with the next of its program: a module, a part or a cause that is named, and a gate that fails, are
-false. Then it compares programs with a planted cause, four runs a side, with the same under its remedy: the difference
+false. The same runs are drawn into sides of several, too. Then it compares programs with a planted cause, four runs a side, with the same under its remedy: the difference
 of the set-up, and the part or module that was planted, must be named. Where a run was starved of processors nothing is
 decided, which is told apart here.
 """
@@ -10,6 +10,7 @@ decided, which is told apart here.
 from __future__ import annotations
 
 import logging
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -37,6 +38,7 @@ PLANTED = {
 """What a comparison with the remedy must name: the set-up that differs, and a part or module."""
 _NAMES = ("Most of it", "Part of it", "By cause")
 _TIMEOUT_SEC = 120
+_DRAWS = 6  # of each program's runs into two sides
 
 
 def profiles(name: str, runs: int, folder: Path, *, obey: int | None = None) -> list[Profile]:
@@ -76,6 +78,18 @@ def twins(runs: int, folder: Path) -> Iterator[list[str]]:
         yield [name, *map(str, (len(compared), starved, sum(map(is_named, compared)), ends["holds"]))]
 
 
+def several(runs: int, folder: Path) -> Iterator[list[str]]:
+    """A row for each number of runs a side: sides that were drawn, those with something named, and gates that fail."""
+    for many in (2, 3, runs // 2):
+        order, compared = random.Random(many), []
+        for name in CLEAN:
+            every = profiles(name, runs, folder)
+            drawn = [order.sample(every, 2 * many) for _ in range(_DRAWS)]
+            compared += [compare_profiles(one[:many], one[many:]) for one in drawn]
+        ends = Counter(judge(one, gate)[0] for one in compared for gate in GATES)
+        yield [*map(str, (many, len(compared), sum(map(is_named, compared)), ends["holds"]))]
+
+
 def planted(runs: int, folder: Path) -> Iterator[list[str]]:
     """A row for each planted cause: what had to be named, what was printed, and whether that has it."""
     for name, (set_up, part) in PLANTED.items():
@@ -98,6 +112,8 @@ def page(runs: int, folder: Path) -> list[str]:
     return [
         *described(__doc__, "torch"),
         *table(head, [*alike, ["all", *map(str, sums)]]),
+        "",
+        *table(["runs a side", "sides drawn", "something named", "gates that fail"], list(several(runs, folder))),
         "",
         *table(differ, list(planted(4, folder))),
     ]
