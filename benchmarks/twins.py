@@ -2,9 +2,9 @@
 
 ``make bench-twins`` runs the clean programs of ``advice_programs`` several times, each as a process of its own, and
 compares every run with the next of its program: a module, a part or a cause that is named, and a gate that fails, are
-false. The same runs are drawn into sides of several, too. Then it compares programs with a planted cause, four runs a side, with the same under its remedy: the difference
-of the set-up, and the part or module that was planted, must be named. Where a run was starved of processors nothing is
-decided, which is told apart here.
+false. The same runs are drawn into sides of several, too. Then it compares programs with a planted cause, four runs a
+side, with the same under its remedy: the difference of the set-up, and the part or module that was planted, must be
+named. Where a run was starved of processors nothing is decided, which is told apart here.
 """
 
 from __future__ import annotations
