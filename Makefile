@@ -11,7 +11,7 @@ export XDG_CACHE_HOME := $(CURDIR)/.cache
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-oldest test-deepspeed-suite test-hta test-mutations golden test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-memory bench-plan bench-advice bench-twins bench-stragglers bench-phases bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-oldest test-deepspeed-suite test-hta test-mutations golden test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-memory bench-plan bench-advice bench-twins bench-stragglers bench-phases bench-loops bench-traces bench-foreign-traces bench-faults gpu gpu-wheels clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -44,6 +44,7 @@ help:
 	@echo "make bench-traces  how fast traces are read and analyzed, beside HolisticTraceAnalysis"
 	@echo "make bench-foreign-traces TRACES=folder  other people's traces, held to sums that the benchmark makes itself"
 	@echo "make gpu       on a machine with an NVIDIA GPU: all that is claimed of CUDA, seen in nine minutes at most"
+	@echo "make gpu-wheels  fetches what a GPU's machine without a network may lack, for make gpu"
 	@echo "make bench-faults  failures, Ctrl-C and signals at random lines of ours inside a training, which must not notice"
 
 demo: $(VENV)/.installed-examples
@@ -259,10 +260,27 @@ bench-phases: $(VENV)/.installed-dev
 bench-stragglers: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.stragglers
 
-# On a machine with an NVIDIA GPU, with whatever torch and Lightning are there: nothing is installed. Under nine minutes;
-# writes benchmarks/results/gpu.md. PARTS="2 5" runs some of the parts, and writes nothing.
+# Wheels of what a machine with torch and Lightning may lack, of the pinned versions: Python 3.12 on x86-64, no network.
+GPU_WHEELS := .cache/gpu_wheels
+GPU_SITE := .cache/gpu_site
+FOR_GPU := msgspec hjson pydantic pydantic_core annotated-types typing-inspection typing_extensions
+
+gpu-wheels: $(VENV)/.installed-deepspeed
+	rm -rf $(GPU_WHEELS)
+	$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest $(GPU_WHEELS) \
+		--python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+		--platform manylinux2014_x86_64 $(foreach name,$(FOR_GPU),$(shell grep -oE '^$(name)==[^; ]+' constraints.txt))
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps \
+		--wheel-dir $(GPU_WHEELS) $(shell grep -oE '^deepspeed==[^; ]+' constraints.txt)
+
+# On a machine with an NVIDIA GPU, with the torch and Lightning that are there and the wheels of `make gpu-wheels` if they
+# are: nothing is fetched. Under nine minutes; writes gpu.md and what DeepSpeed's block prints to benchmarks/results, or
+# to OUTPUT. PARTS="2 5" runs some of the parts, and writes nothing without OUTPUT.
 gpu:
-	PYTHONPATH=. $(if $(wildcard $(RUN)),$(RUN),$(PYTHON)) -m benchmarks.gpu $(if $(PARTS),--parts $(PARTS))
+	$(if $(wildcard $(GPU_WHEELS)/*.whl),$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir \
+		--upgrade --target $(GPU_SITE) $(GPU_WHEELS)/*.whl)
+	PYTHONPATH=.:$(GPU_SITE) $(if $(wildcard $(RUN)),$(RUN),$(PYTHON)) -m benchmarks.gpu $(if $(PARTS),--parts $(PARTS)) \
+		$(if $(OUTPUT),--output "$(OUTPUT)")
 
 # Takes some ten minutes, and three gigabytes of the temporary folder.
 bench-traces: $(VENV)/.installed-dev $(HTA_VENV)/.installed

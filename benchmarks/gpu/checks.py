@@ -42,6 +42,7 @@ class Here:
     device_type: str  # `cuda` or `cpu`
     small: bool  # Sizes are those of a test
     folder: Path  # For what a part writes; it is deleted afterwards
+    output: Path | None = None  # Where the page is kept, and what else people read; None: nothing is
 
     @property
     def on_gpu(self) -> bool:

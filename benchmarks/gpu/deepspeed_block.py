@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ..machine import RESULTS
+from ..page import write_page
 from .checks import Check, Here, Row, at_least, exactly, not_here, reported
 from .nets import FIRST_STEP, SETTLES, batches_of, gpt_on, next_token_loss, size_for
 
-PAGE = RESULTS / "gpu_deepspeed_block.txt"
+PAGE = "gpu_deepspeed_block.txt"
 _NO_DEEPSPEED = "DeepSpeed is not installed"
 
 
@@ -48,8 +48,8 @@ def _block(here: Here) -> Iterator[Row]:
     here.settle()
     end_all()
     text = output.read_text(encoding="utf-8")
-    if here.on_gpu and not here.small:
-        PAGE.write_text(text, encoding="utf-8")
+    if here.output is not None:
+        write_page(here.output / PAGE, text.splitlines())
     yield at_least("DeepSpeed's block on a GPT: lines that it prints", len(text.splitlines()), 40)
     for wanted in ("params per GPU", "fwd flops per GPU", "fwd latency", "FLOPS per GPU"):
         yield exactly(f"DeepSpeed's block on a GPT: it has {wanted!r}", wanted in text, True)
