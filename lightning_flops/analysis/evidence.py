@@ -469,7 +469,7 @@ def saved_of_wait(evidence: Evidence, measured: float) -> float:
         return _without(evidence.fetch_sec[0], evidence)
     more, now, step_sec = _more_workers(evidence), evidence.facts.loader_workers or 0, evidence.step_sec
     if not more or step_sec is None:  # loaded in another way, or by an unknown number
-        return measured + (evidence.shares.get("starved") or 0.0)  # what loads may keep processors from the step
+        return measured
     work_sec, loads_sec = _work_and_loads(evidence, step_sec)
     handed_sec = 0.0 if now else evidence.batches * HAND_OVER_SEC  # what workers load now they hand over, too
     if evidence.loads_without_processor:  # a worker, whose caches stay warm, computes and hands over as good as at once

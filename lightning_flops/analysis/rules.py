@@ -1,7 +1,6 @@
 """The rules of advice, one row each; docs/advice.md is made of this table.
 
-A rule compares one measured number with one limit. Its advice is the fact, the remedy, and the most that the remedy
-can save: each "up to", so two pieces of advice may name the same milliseconds.
+A rule compares one measured number with one limit. Two pieces of advice may name the same milliseconds.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ class Rule:
     #: The ceiling: the share of a step that the remedy can save at most; None if that is not known.
     saves: Callable[[Evidence, float], float | None] | None = lambda evidence, measured: measured
     ceiling: str = ""  #: That limit in words, where it is neither the share that was measured nor unknown.
-    #: Whether the remedy puts nothing in the place of what was measured: where nothing runs beside the training thread,
-    #: a step is then shorter by at least that, as what is left has warmer caches, unless the line before had the time.
-    removes: bool = False
+    #: Whether the remedy puts nothing in the place of what was measured; None: the figure is no limit. Where nothing
+    #: runs beside the thread, a step is shorter by at least that (caches stay warm), but for what the line before had.
+    removes: bool | None = False
     source: str = _OWN
     words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
 
@@ -305,6 +304,7 @@ RULES: tuple[Rule, ...] = (
             limit="data_wait",
             words=words_of_loader,
             saves=saved_of_wait,
+            removes=None if name == "data_wait_full" else False,  # loading on all cores slows the rest, too
             ceiling=ceiling,
             fact="The step waits {wait} a batch for data ({measured}){workers}{cores}.{line}",
             remedy=remedy,
@@ -320,7 +320,7 @@ RULES: tuple[Rule, ...] = (
             ),
             (
                 "data_wait_full",
-                "the wait, and the time in which the process was ready to run and waited for a processor",
+                "",
                 "No core is idle for more workers: prepare once, before training, what is made anew for each sample "
                 "(decoded, resized, tokenized), or load fewer bytes.",
                 "where each epoch needs other random changes of a sample",

@@ -26,7 +26,7 @@ class Advice:
     threshold: str  #: Limit that the measured figure was held against, in words.
     source: str  #: Where the rule comes from.
     changes: bool = False  #: Whether following it changes what the model computes.
-    #: Whether ``saves`` is the least, and not the most; None: neither, as no figure of a starved run is a limit.
+    #: Whether ``saves`` is the least, and not the most; None: neither, as of a starved run.
     at_least: bool | None = False
 
 

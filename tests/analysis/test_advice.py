@@ -357,10 +357,10 @@ def test_fewer_runs_of_a_closure_save_their_part_of_the_optimizer_too() -> None:
     assert only(evidence).saves == pytest.approx(0.9 * 7 / 8)
 
 
-def test_what_is_prepared_before_leaves_the_step_the_processors_that_loading_takes() -> None:
-    evidence = waits(0.05, shares={"starved": 0.04}, idle_cores=0.0, cores=2, loader_workers=2)
-    assert only(evidence).rule == "data_wait_full"
-    assert only(evidence).saves == pytest.approx(0.54)
+def test_what_is_prepared_before_saves_about_the_wait_as_loading_on_all_cores_slows_the_rest_too() -> None:
+    advice = only(waits(0.05, idle_cores=0.0, cores=2, loader_workers=2))
+    assert (advice.rule, advice.at_least) == ("data_wait_full", None)
+    assert saving(advice) == " It saves about 50.0% of a step."
 
 
 def test_what_changes_the_models_results_is_not_first_while_something_else_saves_a_twentieth() -> None:
