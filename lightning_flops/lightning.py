@@ -179,8 +179,6 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "validate":
             self.on_train_start(trainer, pl_module)
-        elif self._adapter is not None:
-            self._adapter.outside("validation")
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -211,10 +209,6 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.state.fn == "validate":
             self.on_train_batch_end(trainer, *args, **kwargs)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._adapter is not None:
-            self._adapter.outside("epoch restart")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._adapter is not None:

@@ -162,6 +162,13 @@ class LightningAdapter(HearingAdapter):
         for module in filter(None, (sys.modules.get(f"{root}.trainer.call") for root in IMPORT_ROOTS)):
             if hasattr(module, _EVERY_LOOP):
                 self.hear(module, _EVERY_LOOP, undo, begins=kind._leaves, ends=kind._comes_back)
+        # Not by the callback's hooks: what the others do at the end of the batch, and the loggers, is in a step.
+        fit = self._trainer.fit_loop
+        for loop, name, what in (
+            (fit, "on_advance_end", "epoch restart"),
+            (fit.epoch_loop.val_loop, "run", "validation"),
+        ):
+            self.hear(type(loop), name, undo, begins=partial(kind._pauses, what=what), of=loop)
         if self._manual:
             self._hear_what_is_called_by_hand(undo)
         self._done.attempts = self._attempted()
@@ -233,6 +240,10 @@ class LightningAdapter(HearingAdapter):
     def _comes_back(self, _: Any) -> None:
         self.run.inside()
 
+    def _pauses(self, *_: Any, what: str) -> None:
+        if not self._is_elsewhere():
+            self.outside(what)
+
     # ---- manual optimization: what is called without the Trainer, whose actions and counter know nothing of it
 
     def _hear_what_is_called_by_hand(self, undo: Undo) -> None:
@@ -261,11 +272,11 @@ class LightningAdapter(HearingAdapter):
 
     @safe
     def outside(self, what: str) -> None:
-        """*what* begins between two batches, and belongs to no step, nor does what ran since the last batch."""
+        """*what* begins between two batches, and belongs to no step."""
         self.run.tokens.fetched.clear()
         if self.run.between == "checkpoint":  # it is over, as something else begins
             self.run.between_steps("")
-        self.run.between_steps(what, since_batch=True)
+        self.run.between_steps(what)
 
     @safe
     def saves(self) -> None:

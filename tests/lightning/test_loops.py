@@ -364,10 +364,13 @@ def test_each_fit_and_a_resumed_one_has_its_own_window(trainer: MakeTrainer, win
 def test_validation_inside_an_epoch_belongs_to_no_step(trainer: MakeTrainer, now: FakeNow, windows: list[Any]) -> None:
     callback = FlopsProfilerCallback(profile_step=1, timing_steps=4)
     run = trainer(callback, val_check_interval=2, limit_val_batches=1, num_sanity_val_steps=1)
-    run.fit(new_net(now=now, validates=True), loader(12), loader(1))
+    net = new_net(now=now, validates=True)
+    net.on_train_batch_end = lambda *_: now.sleep(0.25)
+    run.fit(net, loader(12), loader(1))
     (window,) = windows
     assert flops(window) == batch_flops()  # the forward of the validation is not in it
-    assert {step.seconds for step in window.timed_steps} == {PhaseSeconds(forward=2.0, backward=4.0, optimizer=8.0)}
+    of_each = PhaseSeconds(forward=2.0, backward=4.0, optimizer=8.0, other=0.25)
+    assert {step.seconds for step in window.timed_steps} == {of_each}
     # Validation follows the batches 1, 3, 5 …, so it lies at the beginning of the steps 4 and 6.
     assert indices(window.timed_steps) == [4, 5, 6, 7]
     assert [step.excluded_sec for step in window.timed_steps] == [{"validation": 1000.0}, {}] * 2
@@ -414,9 +417,9 @@ def test_callbacks_are_the_rest_of_a_step_and_checkpoints_and_what_is_between_ep
         assert step.excluded_sec == excluded
     net = new_net(now=now)
     net.on_train_epoch_start = lambda: now.sleep(300.0)
-    trainer(FlopsProfilerCallback(profile_step=0, timing_steps=4), max_epochs=4).fit(net, loader(3))
+    trainer(FlopsProfilerCallback(profile_step=0, timing_steps=4), Slow(), max_epochs=4).fit(net, loader(3))
     assert indices(windows[1].timed_steps) == [3, 4, 5, 6]
-    assert all(step.seconds.total == 14.0 for step in windows[1].timed_steps)
+    assert all(step.seconds.total == 14.25 for step in windows[1].timed_steps)
     restarts = [step.excluded_sec.get("epoch restart") for step in windows[1].timed_steps]
     assert restarts == [300.0, None, None, 300.0]
 
