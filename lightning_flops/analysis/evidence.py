@@ -118,7 +118,7 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
     evidence = _of_lines(evidence, profile.lines, window.context)
     traced = profile.traced
     if traced is None or traced.is_apart or evidence.step_sec is None:
-        return evidence
+        return _of_modules(evidence, window, {})
     if traced.tables is not None:
         evidence = with_trace(evidence, traced.tables)
     if profile.budget is not None and traced.shows_device:  # a typical step waits less for its host than the traced one
@@ -241,20 +241,21 @@ def _of_breakdown(evidence: Evidence, budget: Budget, traced: TracedStep) -> Evi
 
 
 def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, ModuleTimes]) -> Evidence:
-    """Which modules do what a remedy is known for, and what they take in a step."""
+    """Which modules do what a remedy is known for, and what they take in a step; without *times*, loops of Python's."""
     cells, by_rule = grouped(window.flops.cells, attrgetter("module")), defaultdict[str, dict[str, float]](dict)
     calls, steps = window.flops.module_calls, max(1, len(window.counted_steps))
     for module in window.modules:
         of, number = cells.get(module.name, ()), calls.get(module.name, 0)
         for rule, part in _about(module, of, steps=steps, calls=number, on_gpu=evidence.on_gpu):
-            if module.name in times:
-                by_rule[rule][module.name] = part * _own_sec(times[module.name])
+            if module.name in times or rule == "loop":
+                by_rule[rule][module.name] = part * _own_sec(times.get(module.name))
     loop_share = _share_of_loop(evidence, by_rule.pop("loop", {}), times)
     by_rule |= {"calls": _repeated(window, times, evidence), "unused_forward": _unused(window, times)}
     found = {rule: of for rule, of in by_rule.items() if of}
     shares = {rule: ratio(part=math.fsum(of.values()), whole=evidence.step_sec) for rule, of in found.items()}
     modules = {rule: sorted(of, key=lambda name, of=of: -of[name]) for rule, of in found.items()}  # type: ignore[misc]
-    shares = {**evidence.shares, **shares, "line_in_module": loop_share}
+    behind = sum(share for part, share in evidence.parts.items() if "backward" in part) + evidence.between_share
+    shares = {**evidence.shares, **shares, "line_in_module": loop_share, "behind_the_loop": None if times else behind}
     return replace(evidence, shares=shares, modules={**evidence.modules, **modules})
 
 
@@ -296,7 +297,8 @@ def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], evidence: 
     What the module around does by itself at the line that calls them, such as to take each input out of all, goes with
     them, and of what is done outside of all modules, such as adding up gradients call by call, their share.
     """
-    if ROLLOUT in evidence.phases:  # its calls, one for each token, need the one before
+    # Calls for one token after the other need the one before, and so do those of the closures that LBFGS runs.
+    if ROLLOUT in evidence.phases or "LBFGS" in {one.type_name for one in evidence.facts.optimizers or ()}:
         return {}
     computes = {above for cell in window.flops.cells if cell.flops for above in with_those_above(cell.module)}
     found = dict[str, float]()
@@ -336,6 +338,8 @@ def _share_of_loop(
 ) -> float | None:
     """The share of the loop of Python that takes most: of what its modules take by themselves, as its lines have it."""
     found = evidence.causes["line_in_module"]
+    if loops_sec and found and not times and not evidence.on_gpu:
+        return found[0].share  # tracing thousands of short operations took too long, so that only its lines are known
     functions = {cause.rows[0].function for cause in found}
     rows = [row for of in evidence.rows.values() for row in of if row.in_module and row.function in functions]
     whole = sum(row.share or 0.0 for row in rows if not row.only_enters)
@@ -408,15 +412,12 @@ def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
 
 
 def of_optimizer(evidence: Evidence) -> Mapping[str, str]:
-    """Which optimizers have arguments that make them faster, and which."""
-    single = [one for one in evidence.facts.optimizers or () if one.faster_with]
-    ways = [way for way in (single[0].faster_with if single else ()) if all(way in one.faster_with for one in single)]
-    how = (
-        "each group of tensors in several kernels"
-        if any(one.updates == "foreach" for one in single)
-        else "one tensor at a time"
-    )
-    names = [*dict.fromkeys(one.type_name for one in single)]
+    """Which arguments make the optimizers faster; none where one of them has none, as the time is that of all."""
+    every = evidence.facts.optimizers or ()
+    ways = [way for way in (every[0].faster_with if every else ()) if all(way in one.faster_with for one in every)]
+    in_groups = any(one.updates == "foreach" for one in every)
+    how = "each group of tensors in several kernels" if in_groups else "one tensor at a time"
+    names = [*dict.fromkeys(one.type_name for one in every)]
     return {
         "names": " and ".join(names),
         "ways": ", or with ".join(ways),

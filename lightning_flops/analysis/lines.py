@@ -15,7 +15,7 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import LineRecord, LinesRecord
 from lightning_flops.schema.step import LineProfile, LinesProfile, TimingProfile
 
-_MOST, _ALSO = 0.6, 0.3  # of the time of a line, or of the first of several
+_MOST, _ALSO, _ALL = 0.6, 0.3, 0.9  # of the time of a line, of the first of several, or of all of them
 _FIELDS = ("file", "line", "function", "hook", "in_module", "part")
 _PLACE = attrgetter(*_FIELDS)  # samples that have all of them in common are one row
 _LEAST_SAMPLES = 8  # of what is named as a cause; in fewer steps than twice as many, half of their number
@@ -36,6 +36,7 @@ def build_lines(record: LinesRecord | None, *, timing: TimingProfile | None, on_
     for found in grouped(inside, _PLACE).values():
         seconds, one = _seconds(found), found[0]
         of_step = seconds / sampled[one.part] * part_sec[one.part]
+        is_long = 2 * sum(at.long_sec for at in found) >= seconds > 0
         rows.append(
             LineProfile(
                 **{name: getattr(one, name) for name in _FIELDS},
@@ -44,8 +45,8 @@ def build_lines(record: LinesRecord | None, *, timing: TimingProfile | None, on_
                 share=ratio(part=of_step, whole=step_sec),
                 samples=sum(one.samples for one in found),
                 only_enters=2 * _seconds(one for one in found if one.only_enters) > seconds,
-                in_pieces=_is_in_pieces(found, seconds),
-                is_long=_is_long(found, seconds),
+                in_pieces=not (is_long or _is_one(found, seconds)),
+                is_long=is_long,
             )
         )
     rows.sort(key=lambda row: -row.seconds)
@@ -56,15 +57,12 @@ def _seconds(lines: Iterable[LineRecord]) -> float:
     return sum(one.seconds for one in lines)
 
 
-def _is_in_pieces(found: Sequence[LineRecord], seconds: float) -> bool:
-    """Whether most of the *seconds* of *found* are neither in long calls nor in one function of torch's."""
+def _is_one(found: Sequence[LineRecord], seconds: float) -> bool:
+    """Whether most of the *seconds* of *found* are in one function of torch's, or in parts of the model around it."""
     by_callee = grouped(found, attrgetter("callee")).items()
-    is_one = any(name.startswith("torch.") and _seconds(of) > _MOST * seconds for name, of in by_callee)
-    return not (is_one or _is_long(found, seconds))
-
-
-def _is_long(found: Iterable[LineRecord], seconds: float) -> bool:
-    return 2 * sum(one.long_sec for one in found) >= seconds > 0
+    ends = "." if found[0].in_module else "_call_impl"  # of the functions of torch's that run a module
+    is_whole = [of for name, of in by_callee if name.startswith("torch.") or name.endswith(ends)]
+    return any(_seconds(of) > _MOST * seconds for of in is_whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +79,9 @@ class Cause:
         first, *others = self.rows
         if not first.file:
             return first.hook
-        also = ", ".join([str(row.line) for row in others if row.seconds > _ALSO * first.seconds][:3])
+        named = [row for row in others if row.seconds > _ALSO * first.seconds][:3]
+        rest = "other lines" if _share([first, *named]) < _ALL * self.share else ""
+        also = ", ".join(filter(None, [*(str(row.line) for row in named), rest]))
         before = ", or an operator just before it" if first.is_long else ""
         return f"{first.where}{f' (also {also})' if also else ''}: `{first.start}`{before}"
 

@@ -1,7 +1,4 @@
-"""The rules of advice, one row each; docs/advice.md is made of this table.
-
-A rule compares one measured number with one limit. Two pieces of advice may name the same milliseconds.
-"""
+"""The rules of advice, one row each, which compares a measured number with a limit; docs/advice.md is made of them."""
 
 from __future__ import annotations
 
@@ -112,7 +109,8 @@ def _words_of_free(evidence: Evidence) -> Mapping[str, str]:
 
 def _line(rule: str, evidence: Evidence) -> Mapping[str, str]:
     found = evidence.causes.get(rule, ())
-    return {"line": found[0].words if found else "", "part": found[0].part if found else ""}
+    beside = "with" if evidence.shares.get("behind_the_loop") is None else "without"  # the backward
+    return {"line": found[0].words if found else "", "part": found[0].part if found else "", "beside": beside}
 
 
 def _repeated_calls(evidence: Evidence) -> Mapping[str, str]:
@@ -121,7 +119,7 @@ def _repeated_calls(evidence: Evidence) -> Mapping[str, str]:
     return {
         "module": name or "the model",
         "calls": plain(round(evidence.calls.get(name, 0.0))),
-        "line": "".join(f", most of it at {row.where}" for row in rows[:1]),
+        "line": "".join(f", longest at {row.where}" for row in rows[:1]),
     }
 
 
@@ -154,9 +152,10 @@ RULES: tuple[Rule, ...] = (
         name="line_in_module",
         words=partial(_line, "line_in_module"),
         threshold="more than {limit}, where a call of a module runs 64 operators or more by itself",
+        saves=lambda one, measured: measured + (one.shares.get("behind_the_loop") or 0.0),
         ceiling="what that module takes by itself in forward and backward, and its share of what the step does outside "
-        "of modules, data, optimizer, your lines and a framework's loop",
-        fact="{measured} of the step, the backward of what it makes with it, is in many short operations of {line}.",
+        "of modules, data, optimizer, your lines and a framework's loop; untraced, its lines' time and all backward",
+        fact="{measured} of the step, {beside} the backward of what it makes, is in many short operations of {line}.",
         remedy="Do in one operator over all of them what a loop of Python does one by one, or compile the module with "
         "torch.compile.",
         unless="where each needs the result of the one before",

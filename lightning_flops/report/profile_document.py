@@ -37,16 +37,20 @@ _FAR_SLOWER, _ENOUGH_ALIKE = 3.0, 3  # a module that takes so many times as long
 def short_sections(
     profile: Profile,
     *,
+    tables: bool = True,
     modules: int = 10,
     lines: int | None = None,
     advice: int | None = None,
     notes: int | None = None,
 ) -> Iterator[Section]:
-    """What every report shows below its summary: so many modules, lines and so on; all advice has its rules."""
+    """What every report shows below its summary: so many modules, lines and so on; all advice has its rules.
+
+    Without *tables*, neither the phases nor what fills the step.
+    """
     yield times_section(profile)
-    if profile.phases:
+    if profile.phases and tables:
         yield phases_section(profile)
-    if profile.budget is not None:
+    if profile.budget is not None and tables:
         yield breakdown_section(profile, profile.budget)
     yield modules_section(profile, most=modules)
     if profile.lines is not None:

@@ -17,6 +17,7 @@ from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.memory import MemoryReading, MemoryWatch, memory_reader
 from lightning_flops.records import OUTSIDE, StepRecord, StepSignature, StepTensors
 from lightning_flops.report.text import render_text
+from tests.analysis.in_memory import known
 from tests.results import profile_of
 
 
@@ -74,6 +75,22 @@ def test_bytes_are_those_of_each_kind_of_tensor() -> None:
     assert record.buffer_bytes == 7 * 8 + 7 * 8 + 8
     # Two moments each, and a float32 step for each of the four parameters.
     assert record.optimizer_bytes == 2 * 448 + 4 * 4
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_what_is_sparse_takes_what_its_indices_and_values_do() -> None:
+    """By hand: of 100 rows of 3 float32 numbers, rows 2, 7 and 9 were looked up; a graph of 3 nodes has 3 edges."""
+    model = nn.Embedding(100, 3, sparse=True)
+    model.register_buffer("graph", torch.eye(3).to_sparse_csr())
+    watch = MemoryWatch(model, read=Allocator(0, 0).read, on_device=True)
+    watch.enter("backward")
+    model(torch.tensor([2, 7, 9])).sum().backward()
+    watch.leave()
+    record = known(watch.record(optimizers=None))
+    # A row's number of 8 bytes for each row of values.
+    assert (record.parameter_bytes, record.gradient_bytes) == (100 * 3 * 4, 3 * 8 + 3 * 3 * 4)
+    # Where each of the rows begins and the last one ends; for each value its column's number.
+    assert record.buffer_bytes == 4 * 8 + 3 * 8 + 3 * 4
 
 
 def test_tied_parameters_take_memory_once() -> None:

@@ -137,10 +137,39 @@ def test_flops_of_another_model_are_said_to_have_no_row() -> None:
 
 @pytest.mark.parametrize(("width", "lines"), [(80, 74), (100, 60), (120, 60)])
 def test_a_short_report_that_is_cut_says_so(width: int, lines: int) -> None:
-    phase = PhaseProfile(flops=1, dtype=None, seconds=1.0, ratio=0.0, mfu=None, tokens=None)
-    long = replace(PROFILES["cpu"], phases={f"phase {number}": phase for number in range(80)})
+    timing = known(PROFILES["cpu"].timing)
+    long = replace(PROFILES["cpu"], timing=replace(timing, parts=timing.parts * 20))
     text = render_text(long, detailed=False, width=width).splitlines()
     assert len(text) == lines and text[-2] == "… more in the detailed report"
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_first_advice_and_the_users_lines_are_whole_beside_phases_and_a_warning(width: int) -> None:
+    """A starved loop with a teacher: the tables of phases and of what fills the step give way."""
+    phase = PhaseProfile(flops=1, dtype="float32", seconds=0.01, ratio=0.5, mfu=None, tokens=None)
+    row = LineProfile(
+        file="train.py", line=9, function="Photos.augment", text=60 * "x", hook="", in_module=False, part="data wait",
+        seconds=0.002, share=0.1, samples=9, only_enters=False,
+    )  # fmt: skip
+    rows = tuple(replace(row, line=line) for line in range(9, 14))
+    long: dict[str, Any] = {
+        "fact": "It waits for data. " * 8,
+        "remedy": "Prepare it once. " * 8,
+        "unless": "it changes",
+    }
+    advice = Advice(rule="r", **long, threshold="", source="", saves=0.5)
+    profile = replace(
+        PROFILES["cpu"],
+        phases=dict.fromkeys(("scoring", "training", "rest"), phase),
+        lines=LinesProfile(steps=5, rows=rows, why=""),
+        starved="For 9.00% of the time it waited for a processor: all are those of a starved run. Give it cores. " * 2,
+        advice=(advice,) * 3,
+        notes=("Note " * 40,) * 3,
+    )
+    text = render_text(profile, detailed=False, width=width)
+    words = " ".join(text.split())
+    assert "Do not follow it it changes." in words and all(f"train.py:{line} " in words for line in range(9, 13))
+    assert "… more" not in text and len(text.splitlines()) <= (74 if width == 80 else 60)
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
