@@ -79,15 +79,16 @@ def slow_libraries(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("accumulated", [1, 3])
 def test_every_place_has_its_time(accumulated: int, tmp_path: Path, now: FakeNow, windows: list[WindowRecord]) -> None:
     trainer = new_net_trainer(
-        tmp_path, SlowEvents(now), profiler(monitor=False), now=now, kind=slow_trainer(now),
-        rows=Rows(8 * accumulated * ROWS, on_fetch=lambda: now.sleep(FETCH)), gradient_accumulation_steps=accumulated,
+        tmp_path, SlowEvents(now), profiler(timing_steps=16, monitor=False, lines=False), now=now,
+        kind=slow_trainer(now), gradient_accumulation_steps=accumulated,
+        rows=Rows(24 * accumulated * ROWS, on_fetch=lambda: now.sleep(FETCH)),
         eval_strategy="steps", eval_steps=1, eval_dataset=Rows(ROWS), save_strategy="steps", save_steps=1,
     )  # fmt: skip
     schedule: Any = trainer.lr_scheduler
     schedule.now, schedule.__class__ = now, SlowSchedule
     trainer.train()
     (window,) = windows
-    assert [step.index for step in window.timed_steps] == [4, 5]
+    assert [step.index for step in (*window.timed_steps, *window.plain_steps)] == list(range(4, 20))
     times = accumulated
     for step in window.timed_steps:
         assert step.seconds == PhaseSeconds(
@@ -102,6 +103,11 @@ def test_every_place_has_its_time(accumulated: int, tmp_path: Path, now: FakeNow
         # An evaluation logs too, and moves its one batch to the device in its loader and in the Trainer.
         evaluation = 1000.0 + PLACES["log"][0] + PLACES["send_to_device"][0] + PLACES["_prepare_input"][0]
         assert step.excluded_sec == {"validation": evaluation, "checkpoint": seconds_in("checkpoint")}
+    timed = window.timed_steps[0]
+    assert timed.seconds is not None
+    for step in window.plain_steps:
+        assert step.seconds is not None
+        assert (step.seconds.total, step.excluded_sec) == (timed.seconds.total, timed.excluded_sec)
     assert window.mixed_phases == ()
 
 
