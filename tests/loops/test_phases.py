@@ -51,6 +51,17 @@ class Checkpointed(Policy):
         return output
 
 
+class Reentrant(Policy):
+    """Its checkpoint runs the forward without gradients, and again in the backward; so does a frozen part, once."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.now.sleep(self.seconds)
+        with torch.no_grad():
+            rows = rows + 0 * self.layer(rows)
+        output: Tensor = checkpoint(self.layer, rows.requires_grad_(), use_reentrant=True)
+        return output
+
+
 Step = Callable[[Policy, Policy, Tensor, TrainingProfiler, FakeNow], object]
 
 
@@ -71,6 +82,14 @@ def profiled(now: FakeNow, step: Step, kind: type[Policy] = Policy, **given: Any
     counted = [one.flops or 0 for one in profile.phases.values() if not one.estimated]
     assert sum(counted) in (0, profile.flops.model)
     return profile
+
+
+def test_what_a_model_runs_without_gradients_inside_its_forward_is_no_phase(now: FakeNow) -> None:
+    profile = profiled(now, lambda *_: None, Reentrant)
+    assert profile.phases == {}
+    # In the forward the frozen part and the checkpoint's; its second run is the backward's.
+    assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, 2 * FORWARD)
+    assert profile.flops.recompute == FORWARD
 
 
 def rolls_out_and_scores(

@@ -247,7 +247,9 @@ class FlopCounter:
         caller = state.stack[-1]
         # In this order: a backward that another thread runs is not ours to be asked for.
         is_seen = self._mode.is_on() and not state.paused and state.task() == NO_GRAPH_TASK
-        if is_seen and self._looks is not None and not torch.is_grad_enabled() and _is_loop(caller.owner):
+        # The innermost module, also where a part of the step begins inside it: a checkpoint's forward is the model's.
+        around = next((one.owner for one in reversed(state.stack) if isinstance(one.owner, nn.Module)), None)
+        if is_seen and self._looks is not None and not torch.is_grad_enabled() and _is_loop(around):
             self._looks(module)
         name = self._names.name_for(module, caller.place.module)
         if name is None:  # a loss function, or another model
@@ -262,7 +264,6 @@ class FlopCounter:
             )
             push(self._mode)
         # A wrapper and the module in it have one name, and count as one call, also where a part begins between them.
-        around = next((one.owner for one in reversed(state.stack) if isinstance(one.owner, nn.Module)), None)
         is_copy = is_replica(module)  # what it computes is the root's, but it is no call of the root
         is_wrapped = caller.place.module == name and around is not None and module in around.children()
         if is_seen and not is_copy and not is_wrapped:
@@ -343,7 +344,7 @@ def _is_loop(owner: Any) -> bool:
 
     Some of Lightning's strategies run a training step as the forward of its module, inside their wrapper.
     """
-    return isinstance(owner, Undo | None) or (hasattr(type(owner), "training_step") and "forward" in vars(owner))
+    return owner is None or (hasattr(type(owner), "training_step") and "forward" in vars(owner))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
