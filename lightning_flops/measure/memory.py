@@ -187,12 +187,13 @@ class MemoryReading(NamedTuple):
 class MemoryWatch(TensorLives):
     """Follows the parts of one step, and, where a counter has it, the storages of its tensors.
 
-    *read* reads the memory that is held now, exactly where it is *on_device*, as an allocator's statistics have it.
+    *read* reads the memory that is held now, exactly on a CUDA *device*, as its allocator's statistics have it.
     """
 
-    def __init__(self, root: nn.Module, *, read: Callable[[], MemoryReading], on_device: bool) -> None:
-        super().__init__(on_cuda=on_device, device_type="cuda" if on_device else None)
-        self._root, self._read, self._on_device = root, read, on_device
+    def __init__(self, root: nn.Module, *, read: Callable[[], MemoryReading], device: torch.device) -> None:
+        self._on_device = device.type == "cuda"
+        super().__init__(on_cuda=self._on_device, device_type="cuda" if self._on_device else None)
+        self._root, self._read, self._device = root, read, device
         self._peak: int | None = None  # the most that was held until now
         self._lazy = [one for one in (*root.parameters(), *root.buffers()) if is_lazy(one)]  # until a forward
         self._follows = False
@@ -245,7 +246,7 @@ class MemoryWatch(TensorLives):
         """Every allocation of *step*; None where some cannot be seen, as of compiled graphs or FSDP's own storages."""
         states = [getattr(with_inner(one)[-1], "state", None) for one in optimizers or ()]
         taken = self.taken(map(on_this_rank, _tensors_in(states)), step.flops or PhaseFlops(), samples)
-        return taken and replace(taken, available_bytes=_available(self._root) if self._on_device else None)
+        return taken and replace(taken, available_bytes=_available(self._device) if self._on_device else None)
 
     def record(self, *, optimizers: Iterable[Any] | None) -> MemoryRecord | None:
         """What was measured, with the current bytes of the model's and the optimizers' own tensors.
@@ -278,9 +279,8 @@ def memory_reader(device: torch.device) -> Callable[[], MemoryReading]:
     return _of_process
 
 
-def _available(root: nn.Module) -> int:
-    """Bytes of the model's device that this process has or may take, without a tenth for what is no tensor."""
-    device = next(root.parameters()).device
+def _available(device: torch.device) -> int:
+    """Bytes of *device* that this process has or may take, without a tenth for what is no tensor."""
     free, _ = torch.cuda.mem_get_info(device)
     return int(_FOR_TENSORS * (free + torch.cuda.memory_reserved(device)))
 

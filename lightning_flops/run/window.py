@@ -150,7 +150,7 @@ def new_window(
             profile_memory=config.profile_memory,
             with_stack=config.with_stack,
         )
-    memory = MemoryWatch(facts.root, read=memory_reader(device), on_device=device.type == "cuda")
+    memory = MemoryWatch(facts.root, read=memory_reader(device), device=device)
     recorder = Recorder(
         facts.root,
         timing_steps=config.timing_steps,

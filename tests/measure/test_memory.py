@@ -15,7 +15,7 @@ from lightning_flops import predict_memory, profile_training
 from lightning_flops.analysis.plan import build_memory_report
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.memory import MemoryReading, MemoryWatch, memory_reader
-from lightning_flops.records import OUTSIDE, StepRecord, StepSignature, StepTensors
+from lightning_flops.records import OUTSIDE, PhaseFlops, StepRecord, StepSignature, StepTensors
 from lightning_flops.report.text import render_text
 from tests.analysis.in_memory import known
 from tests.results import profile_of
@@ -38,7 +38,7 @@ class Allocator:
 def test_phase_has_what_it_held_at_its_end_also_inside_another() -> None:
     """Lightning's closure runs forward and backward inside the optimizer's step; the second forward held less."""
     books = Allocator(current=100, peak=400)
-    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=True)
+    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, device=torch.device("cuda"))
     assert watch.record(optimizers=None) is None
     for kept, freed in ((300, 250), (200, 150)):
         watch.enter("optimizer")
@@ -63,7 +63,7 @@ def test_phase_has_what_it_held_at_its_end_also_inside_another() -> None:
 def test_bytes_are_those_of_each_kind_of_tensor() -> None:
     model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7)).to(torch.float64)
     optimizer = torch.optim.Adam(model.parameters())
-    watch = MemoryWatch(model, read=Allocator(0, 0).read, on_device=True)
+    watch = MemoryWatch(model, read=Allocator(0, 0).read, device=torch.device("cuda"))
     watch.enter("backward")
     model(torch.ones(3, 5, dtype=torch.float64)).sum().backward()
     watch.leave()
@@ -82,7 +82,7 @@ def test_what_is_sparse_takes_what_its_indices_and_values_do() -> None:
     """By hand: of 100 rows of 3 float32 numbers, rows 2, 7 and 9 were looked up; a graph of 3 nodes has 3 edges."""
     model = nn.Embedding(100, 3, sparse=True)
     model.register_buffer("graph", torch.eye(3).to_sparse_csr())
-    watch = MemoryWatch(model, read=Allocator(0, 0).read, on_device=True)
+    watch = MemoryWatch(model, read=Allocator(0, 0).read, device=torch.device("cuda"))
     watch.enter("backward")
     model(torch.tensor([2, 7, 9])).sum().backward()
     watch.leave()
@@ -147,7 +147,7 @@ def followed(model: nn.Module, batch: torch.Tensor, labels: torch.Tensor, optimi
         optimizer.zero_grad()
 
     def made() -> MemoryWatch:
-        return MemoryWatch(model, read=Allocator(0, 0).read, on_device=False)
+        return MemoryWatch(model, read=Allocator(0, 0).read, device=torch.device("cpu"))
 
     watch = made()
     step()
@@ -228,10 +228,27 @@ def test_the_batch_that_fits_is_what_a_followed_step_has_room_for() -> None:
         assert 0.9 * available <= build_memory_report(again).peak_bytes <= available
 
 
+def test_what_is_free_is_asked_of_the_device_of_the_run_wherever_its_parameters_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DeepSpeed's offload keeps them on the host; a model may have none of its own."""
+    free = {torch.device("cuda", 1): 700}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    seen = StepTensors(lives=[], before_forward=0, flops=PhaseFlops(), batch_size=1, notes=())
+    monkeypatch.setattr(MemoryWatch, "taken", lambda *_: seen)  # of storages on a GPU, which no CPU has
+    signature = StepSignature(batches=(), forwards=1, backwards=1, updates=1)
+    step = StepRecord(index=0, signature=signature, micro_steps=1, samples=1)
+    for model in (nn.Linear(2, 2), nn.Identity()):
+        watch = MemoryWatch(model, read=Allocator(0, 0).read, device=torch.device("cuda", 1))
+        taken = watch.tensors(optimizers=None, step=step, samples=1)
+        assert taken is not None and taken.available_bytes == 900  # nine tenths: the rest is for what is no tensor
+
+
 def test_what_is_freed_after_the_step_does_not_reach_its_account() -> None:
     """Which another thread may be reading."""
     model = nn.Linear(8, 8)
-    watch = MemoryWatch(model, read=Allocator(0, 0).read, on_device=False)
+    watch = MemoryWatch(model, read=Allocator(0, 0).read, device=torch.device("cpu"))
     with FlopCounter(model, lives=watch):
         watch.enter("forward")
         kept = model(torch.randn(4, 8))
@@ -246,7 +263,7 @@ def test_what_is_freed_after_the_step_does_not_reach_its_account() -> None:
 def test_a_step_whose_storages_change_their_sizes_has_no_account() -> None:
     """As FSDP's do, which torch.ops do not show."""
     model = nn.Linear(8, 8)
-    watch = MemoryWatch(model, read=Allocator(0, 0).read, on_device=False)
+    watch = MemoryWatch(model, read=Allocator(0, 0).read, device=torch.device("cpu"))
     with FlopCounter(model, lives=watch):
         watch.enter("forward")
         kept = model(torch.randn(4, 8))
@@ -260,7 +277,7 @@ def test_a_step_whose_storages_change_their_sizes_has_no_account() -> None:
 def test_what_lazy_layers_make_in_the_counted_forward_is_parameters(first: nn.Module) -> None:
     """By hand: weights of 8 x 4 and 4 x 2 with their biases; the second layer's input and the loss are kept."""
     model, batch = nn.Sequential(first, nn.LazyLinear(2)), torch.randn(4, 8)
-    watch = MemoryWatch(model, read=Allocator(0, 0).read, on_device=False)
+    watch = MemoryWatch(model, read=Allocator(0, 0).read, device=torch.device("cpu"))
     with FlopCounter(model, lives=watch):
         watch.enter("forward")
         loss = model(batch).sum()
@@ -277,7 +294,7 @@ def test_what_lazy_layers_make_in_the_counted_forward_is_parameters(first: nn.Mo
 
 def test_the_peak_grew_in_the_part_that_ran_when_it_did() -> None:
     books = Allocator(current=100, peak=400)
-    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=False)
+    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, device=torch.device("cpu"))
     for part, size in (("forward", 200), ("backward", 150), ("optimizer", -50)):
         watch.enter(part)
         books.change(size)

@@ -72,7 +72,7 @@ class CudaEventClock(WallClock):
 
     Intervals contain the device's work and its waits for the host, and add up, without a synchronization. What runs on
     another stream for a while, as inside ``torch.cuda.stream``, is not waited for. Before any step it is the current
-    stream.
+    stream. *stream* says which one is current on the device, which itself need not be torch's current one.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class CudaEventClock(WallClock):
     def stamp(self) -> tuple[Any, float]:
         """Record an event on the step's stream."""
         event = self._latest = self._free.pop() if self._free else self._new_event()
-        event.record(self._stream)
+        event.record(self._ask_stream() if self._stream is None else self._stream)
         return event, self._now()
 
     def settle(self) -> None:
@@ -126,7 +126,13 @@ def clock_for(device: torch.device) -> WallClock | None:
 
     None for a device that works asynchronously and has no events that we read: its phases cannot be timed.
     """
-    return WallClock() if device.type == "cpu" else CudaEventClock() if device.type == "cuda" else None
+    return (
+        CudaEventClock(stream=functools.partial(torch.cuda.current_stream, device))
+        if device.type == "cuda"
+        else WallClock()
+        if device.type == "cpu"
+        else None
+    )
 
 
 _PHASES = frozenset(get_args(TimePhase))

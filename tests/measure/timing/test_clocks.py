@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_flops.measure.timing.phase_timer import CudaEventClock, Mark, ModuleTimer, PhaseTimer, WallClock
+from lightning_flops.measure.timing.phase_timer import (
+    CudaEventClock,
+    Mark,
+    ModuleTimer,
+    PhaseTimer,
+    WallClock,
+    clock_for,
+)
 from tests.fake_clock import FakeEvent, FakeNow
 from tests.measure.timing.steps import read
 
@@ -30,7 +37,7 @@ def test_time_of_modules_is_that_between_events_with_one_synchronization() -> No
         return events[-1]
 
     model = Working(Working(nn.Identity()))
-    timer = ModuleTimer(model, CudaEventClock(new_event=new_event, now=now))
+    timer = ModuleTimer(model, CudaEventClock(new_event=new_event, now=now, stream=lambda: "main"))
     with timer:
         model(torch.ones(1))
     # Hooks at 0, 1, 2, 2, 3 and 4 s of the host last, on the device, from 0 to 0.5, 2 to 2.5, 4 to 4.5, 5 to 5.5, 7 to
@@ -84,6 +91,29 @@ def test_marks_of_a_step_are_on_its_stream_and_their_events_are_there_before() -
     assert asked == ["main", "other"]  # once a step
     assert (made, len(events)) == (6, 8)  # the first step's four, two of the second's, and two more than were ready
     assert [event.stream for event in reversed(events)] == ["other"] * 2 + ["main"] * 4 + ["other"] * 2
+
+
+def test_marks_are_on_a_stream_of_the_models_device_also_where_another_one_is_current(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model on the second GPU, of a program that never called ``torch.cuda.set_device``."""
+    now, events = FakeNow(), list[FakeEvent]()
+
+    def new_event(*, enable_timing: bool) -> FakeEvent:
+        assert enable_timing
+        events.append(FakeEvent(now))
+        return events[-1]
+
+    monkeypatch.setattr(torch.cuda, "Event", new_event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"current on {device or 'cuda:0'}")
+    model = nn.Identity()
+    with ModuleTimer(model, clock_for(torch.device("cuda", 1))):
+        model(torch.ones(1))
+    clock = clock_for(torch.device("cuda", 1))
+    assert clock is not None
+    PhaseTimer(clock).begin()
+    # A record without a stream is on the current one of the current device, which has nothing of the model's to do.
+    assert {event.stream for event in events} == {"current on cuda:1"}
 
 
 def test_a_part_inside_its_own_kind_and_one_of_no_step_make_no_boundary_inside() -> None:
