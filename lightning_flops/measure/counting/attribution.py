@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -281,11 +282,17 @@ def tf32_operators() -> Callable[[str], bool] | None:
     """
     if not torch.cuda.is_available():
         return None
-    # The older switches (allow_tf32, set_float32_matmul_precision) set these too; they raise when asked after these
-    # were set on their own.
-    backends: Any = torch.backends
-    kinds = {"conv": backends.cudnn.conv, "rnn": backends.cudnn.rnn, "": backends.cuda.matmul}
-    fast = {word: kind.fp32_precision == "tf32" for word, kind in kinds.items()}
+    # The older switches (allow_tf32, set_float32_matmul_precision) set the newer ones too; they raise when asked after
+    # these were set on their own, and are all that torch had before 2.9.
+    switches = (
+        ("cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision", "cuda.matmul.fp32_precision")
+        if hasattr(torch.backends.cuda.matmul, "fp32_precision")
+        else ("cudnn.allow_tf32", "cudnn.allow_tf32", "cuda.matmul.allow_tf32")
+    )
+    fast = {
+        word: stands in ("tf32", True)
+        for word, stands in zip(("conv", "rnn", ""), attrgetter(*switches)(torch.backends), strict=True)
+    }
     # The fused kernels that take float32 multiply in float32.
     return lambda name: "attention" not in name and next(on for word, on in fast.items() if word in name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,3 +119,19 @@ def test_each_newer_switch_is_for_operators_of_its_own() -> None:
     assert in_tf32() == {PRODUCT}
     BACKENDS.cuda.matmul.fp32_precision = "ieee"
     assert in_tf32() == set()
+
+
+@pytest.mark.parametrize(("matmul", "cudnn"), [(False, True), (True, False)])
+def test_a_torch_that_has_the_older_switches_alone_is_asked_for_these(
+    monkeypatch: pytest.MonkeyPatch, matmul: bool, cudnn: bool
+) -> None:
+    """Torch 2.7 and 2.8, whose ``torch.backends.cudnn.rnn`` is another module."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    switches = SimpleNamespace(
+        cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=matmul)),
+        cudnn=SimpleNamespace(allow_tf32=cudnn, rnn=ModuleType("torch.backends.cudnn.rnn")),
+    )
+    monkeypatch.setattr(torch, "backends", switches)
+    found = in_tf32()
+    monkeypatch.undo()
+    assert found == ({PRODUCT} if matmul else set()) | ({CONVOLUTION, RECURRENT} if cudnn else set())
