@@ -424,9 +424,7 @@ class WindowRecord:
     flops: FlopRecord
     counted_steps: tuple[StepRecord, ...]  # one step; several where signatures keep changing
     timed_steps: tuple[StepRecord, ...]
-    plain_steps: tuple[
-        StepRecord, ...
-    ] = ()  # more such steps, timed as a whole: their parts are in none of ``seconds``
+    plain_steps: tuple[StepRecord, ...] = ()  # more such steps, timed as a whole: only the sum of ``seconds`` is true
     timing_steps: int  # how many timed steps were asked for
     settle_steps: int = 0
     phases: Mapping[str, BucketFlops] = field(default_factory=dict)  # what of *flops* each phase of the steps did

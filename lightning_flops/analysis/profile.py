@@ -78,7 +78,7 @@ def build_profile(
     *times* of modules stand in for the traced step's, where hooks took them.
     """
     context, counts, cells = window.context, FlopCounts(window.flops), window.flops.cells
-    timed, longer, whole = timed_steps(window)
+    timed, longer, plain = timed_steps(window)
     predicted, flops_of = _predicted(window, timed)
     spent = _spent_by_step(window, predicted)
     flops = _step_flops(spent, forwards=context.trains * (2 + Fraction(config.recompute_fwd_factor)))
@@ -89,7 +89,7 @@ def build_profile(
         trains=context.trains,
         processor=window.processor,
         longer=longer,
-        whole=whole,
+        whole=plain,
     )
     peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
     steps = timed or window.counted_steps

@@ -107,7 +107,7 @@ def build_timing(
         excludes_in_each=all(any(one.excluded_sec.values()) for one in [*steps, *whole]),
         whole_steps=len(whole),
         longer=longer,
-        processor_steps_sec=_by_step([spent / longer for spent in measured.batches_sec], len(steps)),
+        processor_steps_sec=_by_step([spent / longer for spent in measured.batches_sec], steps),
         starved_share=measured.waited_share,
         cpu_system_ratio=measured.busy_share,
         heat_limited_share=measured.heat_share,
@@ -149,10 +149,10 @@ def middle_half(times: Sequence[float]) -> list[int]:
     return sorted(ordered[len(times) // 4 : len(times) - len(times) // 4])
 
 
-def _by_step(batches_sec: Sequence[float], steps: int) -> tuple[float, ...]:
-    """Sums over the batches of each of so many *steps*; none if the batches are not those of these steps."""
-    size, odd = divmod(len(batches_sec), steps)
-    if odd or not size or not all(map(_is_duration, batches_sec)):
+def _by_step(batches_sec: Sequence[float], steps: Sequence[StepRecord]) -> tuple[float, ...]:
+    """Sums over the batches of each of *steps*; none if these are others, or have what ran between steps, too."""
+    size, odd = divmod(len(batches_sec), len(steps))
+    if odd or not size or _excluded_sec(steps) or not all(map(_is_duration, batches_sec)):
         return ()
     return tuple(math.fsum(batches_sec[at : at + size]) for at in range(0, len(batches_sec), size))
 

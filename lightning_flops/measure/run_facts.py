@@ -48,7 +48,7 @@ def gather_run_facts(
         graph_breaks=breaks.total(),
         graph_break_reason=breaks.most_common(1)[0][0].splitlines()[0][:150] if breaks else "",
         recompilations=len(anew),
-        recompilation_reason=anew[-1].splitlines()[0].partition(": ")[2][:150] if anew else "",
+        recompilation_reason=anew[-1].splitlines()[0].split(": ", 1)[-1][:150] if anew else "",
     )
 
 

@@ -228,7 +228,8 @@ class TimingProfile:
     longer: float = 1.0  #: How many times as long as these the timed steps took, for the marks between their parts.
     #: Whether there is some in each of them: then the loop's own seconds a step are more than these.
     excludes_in_each: bool = False
-    #: Processor time of this process in each timed step, all its threads together; empty if it is not known.
+    #: Processor time of this process in each timed step, all its threads together; empty if it is not known, as where
+    #: ``excluded_sec`` has some of between these steps.
     processor_steps_sec: tuple[float, ...] = ()
     #: Share of these steps in which a thread was ready and had no processor; None if the system does not count it.
     starved_share: float | None = None

@@ -233,6 +233,14 @@ def test_processor_time_is_of_steps_only_where_its_batches_are_theirs() -> None:
         assert known(build_timing(steps, mixed_phases=(), processor=loss)).processor_steps_sec == of_steps
 
 
+def test_processor_time_of_an_evaluation_between_steps_is_in_none_of_them() -> None:
+    """A training of one thread, which an evaluation of eight interrupts: nobody knows which batch had how much."""
+    steps = [windows.step(at, seconds=PhaseSeconds(forward=1.0)) for at in range(2)]
+    steps[1] = replace(steps[1], excluded_sec={"validation": 3.0})
+    loss = ProcessorLoss(seconds=5.0, batches_sec=(1.0, 25.0), waited_share=None, busy_share=0.5)
+    assert known(build_timing(steps, mixed_phases=(), processor=loss)).cpu_time_sec is None
+
+
 def test_the_middle_half_leaves_out_a_quarter_on_either_side() -> None:
     # Of twelve steps the three shortest and the three longest: 4 to 9 are left, whose mean is 6.5.
     assert forwards(*map(float, (12, 1, 11, 2, 10, 3, 9, 4, 8, 5, 7, 6))).global_step.typical_sec == 6.5

@@ -83,3 +83,11 @@ def test_what_was_compiled_again_is_counted_with_the_reason_that_torch_gives() -
     torch._dynamo.reset()
     assert gather().recompilations == 2
     assert gather().recompilation_reason.endswith("size mismatch at index 0. expected 3, actual 5")
+
+
+def test_why_something_was_compiled_again_is_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no guard fails, torch gives a sentence without the numbers of a compilation before it."""
+    no_reason = SimpleNamespace(recompile_reason="Unable to find recompilation reasons")
+    monkeypatch.setattr("torch._dynamo.utils.get_compilation_metrics", lambda: [no_reason])
+    facts = gather_run_facts(nn.Linear(4, 4), device=torch.device("cpu"), optimizers=None, loader_workers=None)
+    assert facts.recompilation_reason == no_reason.recompile_reason
