@@ -311,7 +311,9 @@ def without_advice(profile: Profile) -> str:
     if not rows:
         return f"{says}."
     first = rows[0]
-    inside = profile.context.whose_loop if "other" in part.name else f"what {first.where} calls"
+    # What is joined with the forward or the backward is the model's as well as the loop's.
+    is_loops = "other" in part.name and "ward" not in part.name
+    inside = profile.context.whose_loop if is_loops else f"what {first.where} calls"
     place = f"in {inside}." if first.only_enters else f"at {first.where}: {first.start}."
     return f"{says}, {percent(first.share)} {place}".replace("….", "…")
 
