@@ -17,10 +17,13 @@ from tests.ranks import REPOSITORY
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
-@pytest.mark.skipif(
+needs_a_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "c++")) is None or shutil.which("ninja", path=PATH) is None,
     reason="needs a C++ compiler and ninja",
 )
+
+
+@needs_a_compiler
 def test_what_runs_on_a_devices_thread_counts_as_on_a_cpu() -> None:
     program = [sys.executable, "-m", "tests.measure.counting.device_of_host_memory"]
     environment = {**os.environ, "PATH": PATH, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
