@@ -40,7 +40,7 @@ on a CPU, without loader workers, on one rank. Elsewhere that time may hide what
 does, and the figure is a ceiling. It is one, too, where a line's operators take milliseconds each: an operator just
 before the line may have taken the time, and stays when you delete that line alone. Of a starved run, as its first lines
 say, no figure is a limit: its advice says *about*. So does that on loading which keeps every core busy: without it the
-rest of the step is faster by an amount that nobody has measured.
+rest of the step is faster, too, by an amount that is not known.
 
 Waiting for data has three rules. Below {duration(LEAST_WAIT_SEC)} a batch no worker process helps, and
 {_range(FETCH_SEC)} are left whatever the dataset does, {_range(FRAMEWORK_FETCH_SEC)} where Lightning or transformers
