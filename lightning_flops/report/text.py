@@ -337,6 +337,7 @@ def _short_lines(profile: Profile, view: View = VIEW) -> list[str]:
         (False, 6, 5, 3, 1),
         (False, 4, 5, 2, 1),
         (False, 3, 4, 1, 0),
+        (False, 2, 2, 1, 0),
     ):
         sections = short_sections(profile, tables=tables, modules=modules, lines=of_user, advice=advice, notes=notes)
         lines = [*summary_lines(profile, view), *_drawn(sections, view)]

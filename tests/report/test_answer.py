@@ -175,6 +175,11 @@ def test_the_first_advice_and_the_users_lines_are_whole_beside_phases_and_a_warn
     words = " ".join(text.split())
     assert "Do not follow it it changes." in words and all(f"train.py:{line} " in words for line in range(9, 13))
     assert "… more" not in text and len(text.splitlines()) <= (74 if width == 80 else 60)
+    # Where there are no such tables, but many lines above and advice that is longer still, fewer lines are shown.
+    longer = (replace(advice, fact="It waits for data. " * 40),) * 3
+    starved, gpu = "It waited. Give it.", replace(PROFILES["gpu_trace"], lines=profile.lines, notes=profile.notes)
+    gpu = replace(gpu, budget=None, starved=starved, advice=longer)
+    assert "… more" not in render_text(gpu, detailed=False, width=width)
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
