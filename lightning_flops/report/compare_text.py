@@ -28,8 +28,6 @@ from lightning_flops.report.document import (
 from lightning_flops.report.profile_document import devices_of, missing_rates, whose
 from lightning_flops.schema.comparison import (
     CONFIDENCE,
-    SHARED,
-    STARTS,
     CalledDifference,
     Cause,
     CausedDifference,
@@ -120,7 +118,11 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     columns = [*_columns("mean", causes=of_profiles), *all_of({"noise": "noise_ns"}, unit="ns"), verdict]
     parts = Table((*comparison.parts, comparison.step), columns, whole=True)
     reasons = {one.name: one.reason for one in comparison.figures if one.reason}
-    noise = _BETWEEN_RUNS if comparison.has_several_runs else f"{_WITHIN_RUNS}{'' if of_traces else _ONE_RUN}"
+    noise = (
+        _BETWEEN_RUNS
+        if comparison.has_several_runs
+        else _WITHIN_RUNS + ("" if of_traces else _ONE_RUN.format(comparison.starts_share))
+    )
     return [
         Section("Two traces compared" if of_traces else "Two runs compared", "", items),
         Section(f"By part of the {'batch' if comparison.kind == 'throughput' else 'step'}", "", [parts]),
@@ -307,8 +309,8 @@ _WITHIN_RUNS = (
     "the next, or with what else the machine does, is not in it."
 )
 _ONE_RUN = (
-    f" So a cause is named from {STARTS:.0%} of the step beyond it on, on a CPU {SHARED:.0%}. Several "
-    "runs a side show it: lightning-flops compare A1 A2 A3 -- B1 B2 B3."
+    " So here a cause is named from {:.0%} of the step beyond it on. Several runs a side show it: lightning-flops "
+    "compare A1 A2 A3 -- B1 B2 B3."
 )
 _BETWEEN_RUNS = f"Noise is the spread of the runs of each side ({CONFIDENCE:.0%} by Student's t of their means)."
 
