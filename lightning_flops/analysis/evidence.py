@@ -204,7 +204,9 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None, context: RunContex
         "line": around,
         "line_in_module": causes(lines, lambda row: row.in_module and row.in_pieces and row.part in of_model),
         DATA_WAIT: causes(lines, lambda row: row.part == DATA_WAIT),
-        "host_wait": causes(lines, lambda row: not row.in_pieces),
+        "host_wait": causes(  # a line of the loop that launches the model waits only where that takes long
+            lines, lambda row: not row.in_pieces and (row.is_long or row.in_module or row.part not in of_model)
+        ),
     }
     rows = () if lines is None else lines.rows
     by_part = grouped((row for row in rows if row.file), attrgetter("part"))
@@ -378,10 +380,9 @@ def _misaligned(
     odd = {module.name: [size for size in module.weight_sizes if size % _ALIGNMENT_16_BITS] for module in modules}
     of_odd = [one for one in cells if one.flops and one.dtype in dtypes and odd.get(one.module)]
     by_module = Counter(summed(((one.module, one.flops) for one in of_odd), 0))
-    named = [
-        f"{one or 'the root'} ({', '.join(map(str, dict.fromkeys(odd[one])))})" for one, _ in by_module.most_common()
-    ]
-    return ratio(part=by_module.total() or None, whole=sum(cell.flops for cell in cells)), tuple(named)
+    sizes = {name: ", ".join(map(str, dict.fromkeys(odd[name]))) for name, _ in by_module.most_common()}
+    named = tuple(f"{name or 'the root'} ({of})" for name, of in sizes.items())
+    return ratio(part=by_module.total() or None, whole=sum(cell.flops for cell in cells)), named
 
 
 def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
@@ -483,6 +484,7 @@ def words_of_loader(evidence: Evidence) -> Mapping[str, str]:
     cores, now, room = evidence.facts.cores, evidence.facts.loader_workers, _more_workers(evidence)
     idle = "" if evidence.idle_cores is None else f", {evidence.idle_cores:.1f} of them idle"
     idle = ", and loading hardly uses them" if evidence.loads_without_processor else idle
+    pins = evidence.device.pins_memory and evidence.shares.get("pageable_copies") != 0
     # Of the user's lines that most of the wait is in; no sample sees those of worker processes.
     lines = [one.words for one in evidence.causes.get(DATA_WAIT, ())[:1] if one.share > evidence.data_wait_share / 2]
     return {
@@ -494,7 +496,5 @@ def words_of_loader(evidence: Evidence) -> Mapping[str, str]:
         "more": "Raise the DataLoader's num_workers"
         if room is None
         else f"Set the DataLoader's num_workers={plain((now or 0) + room)}",
-        "pin": ", pin_memory=True"
-        if evidence.device.pins_memory and evidence.shares.get("pageable_copies") != 0
-        else "",
+        "pin": ", pin_memory=True" if pins else "",
     }

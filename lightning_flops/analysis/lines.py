@@ -60,7 +60,8 @@ def _seconds(lines: Iterable[LineRecord]) -> float:
 def _is_one(found: Sequence[LineRecord], seconds: float) -> bool:
     """Whether most of the *seconds* of *found* are in one function of torch's, or in parts of the model around it."""
     by_callee = grouped(found, attrgetter("callee")).items()
-    calls_model = () if found[0].in_module else ("_call_impl", "_wrapped_call_impl")  # torch's, that run a module
+    of_model = "ward" in found[0].part and not found[0].in_module
+    calls_model = ("_call_impl", "_wrapped_call_impl") if of_model else ()  # torch's, that run a module
     is_whole = [of for name, of in by_callee if name.startswith("torch.") or name in calls_model]
     return any(_seconds(of) > _MOST * seconds for of in is_whole)
 

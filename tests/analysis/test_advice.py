@@ -29,6 +29,7 @@ from lightning_flops.records import (
     RunFacts,
     StepTensors,
     TensorLife,
+    TimePhase,
     WindowRecord,
 )
 from lightning_flops.report.profile_document import saving
@@ -842,6 +843,16 @@ def test_a_line_that_calls_parts_of_the_model_is_the_models_work(in_module: bool
     lines = build_lines(record, timing=timing, on_host=True)
     evidence = gather_evidence(window, replace(profile_of(window), lines=lines))
     assert [one for one in ("line", "line_in_module") if evidence.causes.get(one)] == rules
+
+
+@pytest.mark.parametrize("mixed", [(), ("forward", "other")])
+def test_a_host_that_runs_a_teacher_waits_at_the_line_that_reads_a_number(mixed: tuple[TimePhase, ...]) -> None:
+    record = sampled(("other", 3, 0.3, {"callee": "_wrapped_call_impl"}), ("other", 7, 0.1, {"long_sec": 0.1}))
+    timed = tuple(windows.step(at, seconds=replace(SECONDS, other=0.02)) for at in range(8))
+    window = replace(windows.mlp_window(), timed_steps=timed, mixed_phases=mixed)
+    lines = build_lines(record, timing=build_timing(timed, mixed_phases=mixed), on_host=False)
+    (cause,) = gather_evidence(window, replace(profile_of(window), lines=lines)).causes["host_wait"]
+    assert cause.rows[0].line == 7
 
 
 def test_a_function_has_the_time_of_its_other_lines_where_most_of_it_is_named() -> None:
