@@ -18,8 +18,8 @@ from lightning_flops import Profile
 from lightning_flops.pytorch import profile_training
 from lightning_flops.schema.profile import ThroughputSummary
 
-SETTINGS: dict[str, Any] = {"profile_step": 3, "timing_steps": 8, "trace": False}
-STEPS = 24
+SETTINGS: dict[str, Any] = {"profile_step": 3, "timing_steps": 16, "trace": False}
+STEPS = 36
 BATCH, IN, HIDDEN, OUT = 8, 16, 32, 4
 PAUSE_SEC, FETCH_SEC = 0.004, 0.002
 """What a forward and a fetch take: a busy machine must not decide, and what they compute takes far less."""
@@ -59,26 +59,29 @@ class Account:
     """The account that one loop keeps while it trains; with *alone* nothing of this package is around it."""
 
     def __init__(
-        self, *, quick: bool = False, alone: bool = False, settings: Mapping[str, Any] = MappingProxyType(SETTINGS)
+        self,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+        alone: bool = False,
+        settings: Mapping[str, Any] = MappingProxyType(SETTINGS),
     ) -> None:
         self.steps: list[Step] = []
         self.run: Any = None  # what has the profile
-        self.quick = quick
+        self.now, self.sleep = now, sleep  # of the clock that the profiler has, too
         self.settings = dict(settings)  # none: not even a block in DeepSpeed's config
         self.alone = alone
         self._step = Step()
-        self._since = time.perf_counter()
+        self._since = self.now()
         self._is_outside = False
 
     def pause(self, share: float = 1.0) -> None:
         """Stands for *share* of what a model of some size would compute."""
-        if not self.quick:
-            time.sleep(share * PAUSE_SEC)
+        self.sleep(share * PAUSE_SEC)
 
     def fetch_pause(self) -> None:
         """Stands for what a loader of some size would load."""
-        if not self.quick:
-            time.sleep(FETCH_SEC)
+        self.sleep(FETCH_SEC)
 
     @contextmanager
     def profiled(self, model: Any, optimizer: Any = None, **more: Any) -> Iterator[Any]:
@@ -100,18 +103,18 @@ class Account:
 
     def begins(self) -> None:
         """The first step begins."""
-        self._step, self._since = Step(), time.perf_counter()
+        self._step, self._since = Step(), self.now()
 
     def fetches(self, source: Iterable[Any]) -> Iterator[Any]:
         """*source*, with the clock at the loop's own fetches."""
         iterator = iter(source)
         while True:
-            asked = time.perf_counter()
+            asked = self.now()
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
-            self._step.waited += time.perf_counter() - asked
+            self._step.waited += self.now() - asked
             yield batch
 
     def handled(self, samples: float, micro_steps: int = 1) -> None:
@@ -144,33 +147,33 @@ class Account:
         if self._is_outside:
             yield
             return
-        asked, waited, self._is_outside = time.perf_counter(), self._step.waited, True
+        asked, waited, self._is_outside = self.now(), self._step.waited, True
         yield
-        self._step.outside += time.perf_counter() - asked
+        self._step.outside += self.now() - asked
         self._step.waited, self._is_outside = waited, False
 
     def mark(self) -> tuple[Any, ...]:
         """Where the account is, for ``back_to``."""
-        return len(self.steps), replace(self._step), self._since, self._is_outside, time.perf_counter()
+        return len(self.steps), replace(self._step), self._since, self._is_outside, self.now()
 
     def back_to(self, mark: tuple[Any, ...]) -> None:
         """What ran since *mark* is outside of steps."""
         number, self._step, self._since, self._is_outside, asked = mark
         del self.steps[number:]
         if not self._is_outside:
-            self._step.outside += time.perf_counter() - asked
+            self._step.outside += self.now() - asked
 
     @contextmanager
     def undecided(self) -> Iterator[None]:
         """What runs inside may be the step's or outside of it, as far as anybody can tell from what is called."""
-        asked, forward = time.perf_counter(), self._step.forward
+        asked, forward = self.now(), self._step.forward
         yield
-        self._step.undecided += time.perf_counter() - asked
+        self._step.undecided += self.now() - asked
         self._step.undecided_forward += self._step.forward - forward
 
     def step(self) -> None:
         """A step is over, here."""
-        now, step = time.perf_counter(), self._step
+        now, step = self.now(), self._step
         step.seconds = now - self._since - step.outside
         self.steps.append(step)
         self._step, self._since = Step(), now
@@ -354,6 +357,21 @@ def _figures(
     return judge.figures
 
 
+def whole_steps(steps: Sequence[Step], profile: Profile) -> list[int]:
+    """Places of those of *steps* that were timed as a whole; none: each was timed by parts.
+
+    They come after those, one after the other. A step of a kind that was left out among those is left out here, too.
+    """
+    number = 0 if profile.timing is None else profile.timing.whole_steps
+    known = {_kind(steps[one]) for one in (*profile.counted_steps, *profile.timed_steps) if one < len(steps)}
+    after = range(profile.timed_steps[-1] + 1, len(steps)) if number else ()
+    return [one for one in after if _kind(steps[one]) in known][:number]
+
+
+def _kind(step: Step) -> tuple[float, ...]:
+    return step.samples, step.micro_steps, step.forward, step.backward
+
+
 def _rate(steps: Sequence[Step]) -> float:
     """Samples per second of *steps* together."""
     return sum(one.samples for one in steps) / math.fsum(one.seconds for one in steps)
@@ -372,16 +390,20 @@ def _hold_times(
     if timing is None:
         judge.exact("timing", "one", "none")
         return
-    # At the end of the last one the window is closed, which the loop's clock takes for a part of that step.
-    seconds = mean(one.seconds for one in timed[:-1])
+    # How long steps are is of those that were timed as a whole, where there are such steps.
+    places = whole_steps(steps, profile) or [one for one in profile.timed_steps if one < len(steps)]
+    judge.exact("steps timed as a whole", len(places) if timing.whole_steps else 0, timing.whole_steps)
+    bare = [run for run in bare if len(run) == len(steps)]
+    # At the end of the last one the window is closed, which the loop's clock takes for a part of that step: without the
+    # profiler it took what it takes.
+    last = mean(run[places[-1]].seconds for run in bare) if bare else steps[places[-1]].seconds
+    seconds = mean([*(steps[one].seconds for one in places[:-1]), last])
     # On a CPU what the profiler takes is not in a step, and in the loop's clock it is.
-    without = [mean(run[one].seconds for one in profile.timed_steps[:-1]) for run in bare if len(run) == len(steps)]
-    said = mean(timing.global_step.steps_sec[:-1])
+    without = [mean(run[one].seconds for one in places) for run in bare]
+    said = mean(timing.global_step.steps_sec)
     judge.near("step ms", 1e3 * seconds, 1e3 * said, least=1e3 * _LEAST_SEC, bare=[1e3 * one for one in without])
     if not (allowed.unknown and profile.samples is None):
-        # Where steps differ, the last counts as well: with the time that was said of it.
-        in_all = math.fsum(one.seconds for one in timed[:-1]) + timing.global_step.steps_sec[-1]
-        rate = sum(one.samples for one in timed) / in_all
+        rate = mean(steps[one].samples for one in places) / seconds
         least = rate * _LEAST_SEC / seconds
         judge.near(
             "samples/s",
@@ -395,18 +417,21 @@ def _hold_times(
         # timed ones where they are faster; with a first step that took its time, as compiled code's, between the rates
         # of that and of all or a third of the others.
         first, *others = steps[allowed.first_unseen :]
-        timed_rates = _rate(timed[:-1]), profile.rates.samples_per_sec or 0.0
+        timed_rates = _rate([steps[one] for one in places[:-1]]), profile.rates.samples_per_sec or 0.0
         last_third = others[-len(others) // 3 :]
-        undisturbed = _rate(steps[profile.timed_steps[-1] + 1 :] or last_third)
+        undisturbed = _rate(steps[places[-1] + 1 :] or last_third)
         ranges = [_rate(others), undisturbed, *timed_rates], [_rate([first, *others]), _rate([first, *last_third])]
         ips = throughput.ips.average if throughput.ips is not None and throughput.ips_unit == "samples/s" else None
         inside = [(1 - _SHARE) * min(one) <= ips <= (1 + _SHARE) * max(one) for one in ranges if ips is not None]
         judge.exact("samples/s of the run", _rate(others), ips, right=any(inside))
     wait = timing.data_wait_sec
+    # It is timed by parts, and scaled to those steps.
     waited = mean(one.waited for one in timed)
+    of_whole = [1e3 * mean(run[one].waited for one in places) for run in (steps, *bare)]
     if allowed.no_wait:
         judge.exact("data wait ms", None, wait, right=wait is None or wait <= waited + _LEAST_SEC)
     else:
-        judge.near("data wait ms", 1e3 * waited, None if wait is None else 1e3 * wait, least=1e3 * _LEAST_WAIT_SEC)
-    outside = math.fsum(one.outside for one in timed)
+        said_ms = None if wait is None else 1e3 * wait
+        judge.near("data wait ms", 1e3 * waited, said_ms, least=1e3 * _LEAST_WAIT_SEC, bare=of_whole)
+    outside = math.fsum(steps[one].outside for one in {*profile.timed_steps, *places} if one < len(steps))
     judge.near("outside ms", 1e3 * outside, 1e3 * math.fsum(timing.excluded_sec.values()), least=3.0)

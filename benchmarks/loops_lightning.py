@@ -317,7 +317,7 @@ def _apart(account: Account, model: Any, find: Callable[[], None]) -> None:
 
 
 def _tuned(account: Account, finder: Any) -> None:
-    model = module(account, train_dataloader=lambda self: clocked(account, STEPS // 3, self.batch_size))
+    model = module(account, train_dataloader=lambda self: clocked(account, STEPS // 2, self.batch_size))
     model.batch_size, model.lr = BATCH, 1e-3
     fit(account, model, None, finder, max_epochs=3)
 
@@ -330,14 +330,14 @@ def rate_found(account: Account) -> None:
 
 @loop("Lightning, BatchSizeFinder inside the fit")
 def size_found(account: Account) -> None:
-    account.settings["profile_step"] = STEPS // 3
+    account.settings["profile_step"] = STEPS // 2
     _tuned(account, Finds.sizes(account))
 
 
 @loop("Lightning, another Trainer inside the fit")
 def other_trainer(account: Account) -> None:
     """At the start of each epoch and after some batches another Trainer fits another module."""
-    quiet = Account(quick=account.quick, alone=True)
+    quiet = Account(now=account.now, sleep=account.sleep, alone=True)
     fits = [(trainer(), module(quiet), loader(quiet, 4, 32)) for _ in range(6)]
 
     class Probes(lightning().Callback):  # type: ignore[misc]

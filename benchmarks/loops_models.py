@@ -45,7 +45,7 @@ def _gan(account: Account, order: str, given: str, *, every: int = 1) -> None:
         update(optimizers["g"])
 
     with account.profiled(what, [optimizers[name] for name in given]):
-        for number, rows in enumerate(account.fetches(loader(account)), 1):
+        for number, rows in enumerate(account.fetches(loader(account, (1 + every // 2) * STEPS)), 1):
             account.handled(len(rows))
             if order == "gd" and number % every == 0:
                 generator_learns()

@@ -497,7 +497,8 @@ def saves(account: Account) -> None:
             update(optimizer)
             account.step()
             if number % 5 == 0:
-                with account.outside(), profiler.outside_of_steps("checkpoint"):
+                says = contextlib.nullcontext() if profiler is None else profiler.outside_of_steps("checkpoint")
+                with account.outside(), says:
                     account.pause(3)
 
 

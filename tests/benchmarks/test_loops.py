@@ -1,4 +1,4 @@
-"""What is said of loops as people write them is what each says of itself: samples, steps and FLOPs, exactly."""
+"""What is said of loops as people write them is what each says of itself: samples, steps, FLOPs, counted seconds."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ from pathlib import Path
 import pytest
 
 from benchmarks.loops import account_of
-from benchmarks.loops_account import Account, Allowed, Step, figures
+from benchmarks.loops_account import SETTINGS, Account, Allowed, Step, figures
 from benchmarks.loops_own import LOOPS
+from tests.fake_clock import FakeNow
 
 
+@pytest.mark.parametrize("timing_steps", [8, 16])  # by parts alone; as by default, half of them as a whole
 @pytest.mark.parametrize("name", [name for name, loop in LOOPS.items() if loop.quick])
 @pytest.mark.filterwarnings("ignore")
 def test_a_loop_is_what_it_says_of_itself(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    name: str,
+    timing_steps: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    now: FakeNow,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.ERROR, logger="lightning.pytorch")  # which the fixture puts back
-    found = figures(*account_of(LOOPS[name], Account(quick=True)), LOOPS[name].allowed, times=False)
+    account = Account(now=now, sleep=now.sleep, settings={**SETTINGS, "timing_steps": timing_steps})
+    found = figures(*account_of(LOOPS[name], account), LOOPS[name].allowed, times=True)
     assert [one for one in found if not one.right] == []
 
 
-def test_an_account_that_differs_is_seen() -> None:
-    account = Account(quick=True)
+def test_an_account_that_differs_is_seen(now: FakeNow) -> None:
+    account = Account(now=now, sleep=now.sleep)
     LOOPS["plain"].train(account)
     profile, throughput = account.run.profile, account.run.throughput
 
@@ -42,12 +50,12 @@ def test_an_account_that_differs_is_seen() -> None:
     assert figures(account.steps, None, None, Allowed(), times=False)[0].right is False
 
 
-def test_a_step_is_what_the_clock_says_with_the_profiler_or_without_it_of_what_all_have_in_it() -> None:
+def test_a_step_is_what_the_clock_says_with_the_profiler_or_without_it_of_what_all_have_in_it(now: FakeNow) -> None:
     """Seconds. In each step of the loop's clock are 32 of a rollout, which was said to be outside of steps."""
-    account = Account(quick=True)
+    account = Account(now=now, sleep=now.sleep)
     LOOPS["plain"].train(account)
     profile, timing = account.run.profile, account.run.profile.timing
-    outside = {"validation": 32.0 * len(timing.global_step.steps_sec)}
+    outside = {"validation": 32.0 * (timing.timed_steps + timing.whole_steps)}
 
     def is_right(said_sec: float, *clocks_sec: float) -> bool:
         of_steps = replace(timing.global_step, steps_sec=(said_sec,) * len(timing.global_step.steps_sec))
