@@ -201,8 +201,9 @@ class HearingAdapter(Adapter):
 
     @safe
     def _look_begins(self, model: Any, *_: Any) -> None:
-        if not (torch.is_grad_enabled() or self.run.outside_of) and any(model is asked for asked, *_ in self._asked):
-            self.run.phases[0] = ROLLOUT  # of a ``generate`` that switches gradients off by itself
+        is_free = not (torch.is_grad_enabled() or self.run.outside_of or any(self.run.phases))
+        if is_free and any(model is asked for asked, *_ in self._asked):
+            self.run.phases[-len(self._asked)] = ROLLOUT  # of a ``generate`` that switches gradients off by itself
         self.run.phase_begins("" if torch.is_grad_enabled() else SCORING)
 
     @safe

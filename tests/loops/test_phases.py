@@ -142,6 +142,18 @@ def test_a_generate_that_switches_gradients_off_by_itself_is_rollout(now: FakeNo
     assert rollout.completion_tokens == ROWS * TOKENS
 
 
+def test_a_phase_named_by_hand_keeps_the_generate_in_it_that_switches_gradients_off_by_itself(now: FakeNow) -> None:
+    def rolls_out_and_searches(
+        policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow
+    ) -> None:
+        policy.generate(rows)  # so that its calls are heard
+        with profiler.phase("search"):
+            policy.generate(rows)
+
+    profile = profiled(now, rolls_out_and_searches, WithoutGradients)
+    assert profile.phases["rollout"].flops == profile.phases["search"].flops == TOKENS * FORWARD
+
+
 def test_a_generate_that_trains_is_training_whatever_model_it_asks(now: FakeNow) -> None:
     now.guide = Policy(now, 1.0)  # type: ignore[attr-defined]
     profile = profiled(now, lambda policy, reference, rows, *_: policy.generate(rows).sum().backward(), WithGuide)
