@@ -32,25 +32,28 @@ def build_lines(record: LinesRecord | None, *, timing: TimingProfile | None, on_
     sampled = {part: _seconds(found) for part, found in grouped(inside, attrgetter("part")).items()}
     part_sec = {part: typical.get(part, seconds / max(1, record.steps)) for part, seconds in sampled.items()}
     step_sec = sum(typical.values()) or sum(part_sec.values())
-    rows = []
-    for found in grouped(inside, _PLACE).values():
-        seconds, one = _seconds(found), found[0]
-        of_step = seconds / sampled[one.part] * part_sec[one.part]
-        is_long = 2 * sum(at.long_sec for at in found) >= seconds > 0
-        rows.append(
-            LineProfile(
-                **{name: getattr(one, name) for name in _FIELDS},
-                text=one.text,
-                seconds=of_step,
-                share=ratio(part=of_step, whole=step_sec),
-                samples=sum(one.samples for one in found),
-                only_enters=2 * _seconds(one for one in found if one.only_enters) > seconds,
-                in_pieces=not (is_long or _is_one(found, seconds)),
-                is_long=is_long,
-            )
-        )
+    rows = [
+        _row(found, of_step=_seconds(found) / sampled[found[0].part] * part_sec[found[0].part], step_sec=step_sec)
+        for found in grouped(inside, _PLACE).values()
+    ]
     rows.sort(key=lambda row: -row.seconds)
     return LinesProfile(steps=record.steps, rows=tuple(rows), why=record.why)
+
+
+def _row(found: Sequence[LineRecord], *, of_step: float, step_sec: float) -> LineProfile:
+    """What was *found* in one place, as a row: *of_step* of a typical step's seconds."""
+    one, seconds = found[0], _seconds(found)
+    is_long = 2 * sum(at.long_sec for at in found) >= seconds > 0
+    return LineProfile(
+        **{name: getattr(one, name) for name in _FIELDS},
+        text=one.text,
+        seconds=of_step,
+        share=ratio(part=of_step, whole=step_sec),
+        samples=sum(one.samples for one in found),
+        only_enters=2 * _seconds(one for one in found if one.only_enters) > seconds,
+        in_pieces=not (is_long or _is_one(found, seconds)),
+        is_long=is_long,
+    )
 
 
 def _seconds(lines: Iterable[LineRecord]) -> float:
