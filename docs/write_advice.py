@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lightning_flops.analysis.evidence import FETCH_SEC, FRAMEWORK_FETCH_SEC, HAND_OVER_SEC, LEAST_WAIT_SEC
+from lightning_flops.analysis.evidence import FETCH_SEC, FRAMEWORK_FETCH_SEC
 from lightning_flops.analysis.rules import RULES, Rule
+from lightning_flops.analysis.waits import HAND_OVER_SEC, LEAST_WAIT_SEC, SHORT_SAMPLE_SEC
 from lightning_flops.config import ADVICE_THRESHOLDS
 from lightning_flops.schema.step import FEW_STEPS
 from lightning_flops.units import duration
@@ -35,17 +36,23 @@ than {FEW_STEPS} timed steps there is no advice. The limits are the setting `adv
 
 Two rules say *at least* instead, as their remedy puts nothing in the place of what it takes away: what is left of the
 step runs as before, or faster. After a sleep, a write to a disk or a walk through Python the processor's caches are
-cold: small models ran up to twice as fast once that was gone. It holds where nothing runs beside the training thread:
-on a CPU, without loader workers, on one rank. Elsewhere that time may hide what a device, a worker or another rank
-does, and the figure is a ceiling. It is one, too, where a line's operators take milliseconds each: an operator just
-before the line may have taken the time, and stays when you delete that line alone. Of a starved run, as its first lines
-say, no figure is a limit: its advice says *about*. So does that on loading which keeps every core busy: without it the
-rest of the step is faster, too, by an amount that is not known.
+cold: small models ran up to twice as fast once that was gone. Of lines that holds for a callback's: a step may need
+what a line of your own loop makes, and another way of making it takes some time, so there the advice says *about*. It
+holds where nothing runs beside the training thread: on a CPU, without loader workers, on one rank. Elsewhere that time
+may hide what a device, a worker or another rank does, and the figure is a ceiling. It is one, too, where a line's
+operators take milliseconds each: an operator just before the line may have taken the time, and stays when you delete
+that line alone. All shares of a starved run, as its first lines say, are those of a run that waits for processors: what
+would be the least is *about* so much there, and a ceiling is one for that run alone. Advice on loading which keeps
+every core busy says *about*, too: without it the rest of the step is faster, too, by an amount that is not
+known.
 
-Waiting for data has three rules. Below {duration(LEAST_WAIT_SEC)} a batch no worker process helps, and
+Waiting for data has four rules. Below {duration(LEAST_WAIT_SEC)} a batch no worker process helps, and
 {_range(FETCH_SEC)} are left whatever the dataset does, {_range(FRAMEWORK_FETCH_SEC)} where Lightning or transformers
 fetches: the limit leaves out the most of that, the ceiling the least. Else as many workers are advised as would keep
 up, and never more than there are idle cores; each batch costs a worker {duration(HAND_OVER_SEC)} or more to hand over.
+Workers do not make cheaper what is only taken and stacked, as a TensorDataset's samples are: where one takes less
+than {duration(SHORT_SAMPLE_SEC)}, whole batches are advised, beside idle cores, too, as most of that is Python's work
+for each.
 Where loading hardly uses processors, workers may do that, and what little they compute, beside each other's waits:
 there the ceiling is what the step waits in all, shared by the workers. `python -m benchmarks.loading` remakes these
 times. Two runs of a program differ, so a saving may exceed its ceiling by that noise, which `compare` prints.

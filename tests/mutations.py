@@ -134,11 +134,16 @@ MUTATIONS = (
     ),
     Mutation(
         "analysis/rules.py",
-        "else self.removes and evidence.runs_alone and",
-        "else self.removes and",
+        "self.removes and evidence.runs_alone and",
+        "self.removes and",
         "analysis/test_advice.py",
     ),
-    Mutation("analysis/rules.py", "evidence.runs_alone and is_sure", "evidence.runs_alone", "analysis/test_advice.py"),
+    Mutation(
+        "analysis/rules.py",
+        "evidence.runs_alone and not any(row.is_long for row in rows)",
+        "evidence.runs_alone",
+        "analysis/test_advice.py",
+    ),
     Mutation("analysis/rules.py", "None if saves is None else min(1.0, saves)", "saves", "analysis/test_advice.py"),
     Mutation(
         "analysis/timing.py",

@@ -22,7 +22,6 @@ from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Budget, LineProfile, LinesProfile, ModuleTimes, PhaseProfile, TimingProfile
 from lightning_flops.schema.trace import Straggler, TracedStep, TraceReport
-from lightning_flops.units import duration, percent, plain
 
 _ALIGNMENT_16_BITS = 8  # elements: tensor cores take 16-bit matrices in pieces of 16 bytes
 _LEAST_SEC, _CHANCE_SHARE = 1.0, 0.25  # of steps that took less, a process that wakes up may have such a share
@@ -69,6 +68,7 @@ class Evidence:
     peaks: Mapping[str, float] = field(default_factory=dict)  #: FLOP/s of the device by dtype.
     matmul_share: float | None = None  #: Operators that multiply matrices.
     calls: Mapping[str, float] = field(default_factory=dict)  #: Of each module in a batch.
+    samples: float | None = None  #: Of this rank in a step.
     types: Mapping[str, str] = field(default_factory=dict)  #: The class of each module.
     reads_a_step: float = 0.0  #: How often a number is read from a tensor, as by ``.item()``.
     forwards_a_batch: float | None = None  #: Of the model.
@@ -182,6 +182,7 @@ def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Ev
         modules={**evidence.modules, "misaligned": odd_names},
         peaks=profile.peaks_flops_per_sec,
         tensors=profile.tensors,
+        samples=profile.samples,
         phases=profile.phases,
         types={one.name: one.type_name for one in window.modules},
         calls={name: number / steps / max(1.0, evidence.batches) for name, number in window.flops.module_calls.items()},
@@ -256,8 +257,13 @@ def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, Mo
     found = {rule: of for rule, of in by_rule.items() if of}
     shares = {rule: ratio(part=math.fsum(of.values()), whole=evidence.step_sec) for rule, of in found.items()}
     modules = {rule: sorted(of, key=lambda name, of=of: -of[name]) for rule, of in found.items()}  # type: ignore[misc]
-    behind = sum(share for part, share in evidence.parts.items() if "backward" in part) + evidence.between_share
-    shares = {**evidence.shares, **shares, "line_in_module": loop_share, "behind_the_loop": None if times else behind}
+    left, parts = None, evidence.parts.items()
+    if loop_share is not None and not times:
+        # Its lines are those of the forward: of the backward as much is the loop's, and at most all.
+        forward, backward = (math.fsum(of for part, of in parts if word in part) for word in ("forward", "backward"))
+        of_both = loop_share * (1.0 + (ratio(part=backward, whole=forward) or 0.0))
+        left, loop_share = loop_share + backward + evidence.between_share - of_both, of_both
+    shares = {**evidence.shares, **shares, "line_in_module": loop_share, "behind_the_loop": left}
     return replace(evidence, shares=shares, modules={**evidence.modules, **modules})
 
 
@@ -423,78 +429,4 @@ def of_optimizer(evidence: Evidence) -> Mapping[str, str]:
         "names": " and ".join(names),
         "ways": ", or with ".join(ways),
         "does": f"updates {how} and takes" if len(names) == 1 else f"update {how} and take",
-    }
-
-
-# A worker process hands a batch over in about a millisecond: no shorter wait is saved by one. That is its own work, at
-# least what a worker takes more than the loop for batches of 32 KB: ``python -m benchmarks.loading``.
-LEAST_WAIT_SEC, HAND_OVER_SEC = 0.001, 0.0004
-
-
-def _wait_of_batch(evidence: Evidence) -> float:
-    return evidence.data_wait_share * (evidence.step_sec or 0.0) / max(1.0, evidence.batches)
-
-
-def share_of_wait(rule: str, evidence: Evidence) -> float | None:
-    """The wait's share of the step, of a short one what whole batches save, for the *rule* on loading that applies."""
-    is_short, is_full = _wait_of_batch(evidence) < LEAST_WAIT_SEC, _more_workers(evidence) == 0
-    applies = "data_wait_short" if is_short else "data_wait_full" if is_full else "data_wait"
-    return _without(evidence.fetch_sec[1] * is_short, evidence) if rule == applies else None
-
-
-def _without(fetch_sec: float, evidence: Evidence) -> float:
-    """The wait's share of the step without what a fetch takes of it."""
-    fetch = ratio(part=fetch_sec * evidence.batches, whole=evidence.step_sec)
-    return max(0.0, evidence.data_wait_share - (fetch or 0.0))
-
-
-def _more_workers(evidence: Evidence) -> int | None:
-    """Workers to add: as many as keep up and find a core, idle where loading computes; None: cores unknown."""
-    cores, now = evidence.facts.cores, evidence.facts.loader_workers or 0
-    if cores is None or evidence.step_sec is None:
-        return None
-    work_sec, loads_sec = _work_and_loads(evidence, evidence.step_sec)
-    idle = cores - 1 - now if evidence.idle_cores is None else min(evidence.idle_cores, cores - now)
-    room = cores if evidence.loads_without_processor else math.floor(idle + 0.5)
-    return max(0, min(room, math.ceil(loads_sec / work_sec) - now))
-
-
-def _work_and_loads(evidence: Evidence, step_sec: float) -> tuple[float, float]:
-    """Seconds of a step without its wait for data, and those in which one worker would load its batches."""
-    wait_sec, now = evidence.data_wait_share * step_sec, evidence.facts.loader_workers
-    return max(step_sec - wait_sec, step_sec / 100), step_sec * now if now else wait_sec
-
-
-def saved_of_wait(evidence: Evidence, measured: float) -> float:
-    """What whole batches save, or workers: a step is then as long as its work, or as their loading."""
-    if _wait_of_batch(evidence) < LEAST_WAIT_SEC:
-        return _without(evidence.fetch_sec[0], evidence)
-    more, now, step_sec = _more_workers(evidence), evidence.facts.loader_workers or 0, evidence.step_sec
-    if not more or step_sec is None:  # loaded in another way, or by an unknown number
-        return measured
-    work_sec, loads_sec = _work_and_loads(evidence, step_sec)
-    handed_sec = 0.0 if now else evidence.batches * HAND_OVER_SEC  # what workers load now they hand over, too
-    if evidence.loads_without_processor:  # a worker, whose caches stay warm, computes and hands over as good as at once
-        loads_sec, handed_sec = min(loads_sec, step_sec * (1.0 - evidence.processor_share)), 0.0
-    return max(0.0, 1.0 - max(work_sec, (loads_sec + handed_sec) / (now + more)) / step_sec)
-
-
-def words_of_loader(evidence: Evidence) -> Mapping[str, str]:
-    """What the three rules say of a loader."""
-    cores, now, room = evidence.facts.cores, evidence.facts.loader_workers, _more_workers(evidence)
-    idle = "" if evidence.idle_cores is None else f", {evidence.idle_cores:.1f} of them idle"
-    idle = ", and loading hardly uses them" if evidence.loads_without_processor else idle
-    pins = evidence.device.pins_memory and evidence.shares.get("pageable_copies") != 0
-    # Of the user's lines that most of the wait is in; no sample sees those of worker processes.
-    lines = [one.words for one in evidence.causes.get(DATA_WAIT, ())[:1] if one.share > evidence.data_wait_share / 2]
-    return {
-        "wait": duration(_wait_of_batch(evidence)),
-        "measured": percent(evidence.data_wait_share),
-        "line": "".join(f" Most of it is {words}." for words in lines),
-        "workers": "" if now is None else f", with {plain(now)} loader workers",
-        "cores": "" if cores is None else f"; this process may use {plain(cores)} cores{idle}",
-        "more": "Raise the DataLoader's num_workers"
-        if room is None
-        else f"Set the DataLoader's num_workers={plain((now or 0) + room)}",
-        "pin": ", pin_memory=True" if pins else "",
     }

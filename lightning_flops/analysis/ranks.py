@@ -171,18 +171,18 @@ def with_ranks(
     # A rank's own share may be impossible where the job's is not.
     unknown = dict.fromkeys({"mfu", "hfu"} & unavailable.keys())
     ranks = replace(ranks, rates=replace(ranks.rates, **unknown), unavailable={**ranks.unavailable, **unavailable})
-    evidence, known = _evidence(ranks, profiles), profile.advice
+    evidence, known = _evidence(ranks), profile.advice
     if evidence.shares.get("waiting") is not None:
         known = tuple(one for one in known if one.rule not in ON_COMMUNICATION)
     advice = () if profile.timing is None or profile.timing.few_steps else advise(evidence, thresholds, known=known)
     return replace(profile, ranks=ranks, advice=advice)
 
 
-def _evidence(ranks: RanksProfile, profiles: Iterable[Profile]) -> Evidence:
+def _evidence(ranks: RanksProfile) -> Evidence:
     """Evidence of all ranks together; for communication, the median rank's."""
     rows = () if ranks.communication is None else ranks.communication.ranks
     waits_us = [row.wait_us / row.steps for row in rows if row.wait_us is not None]
-    shares: dict[str, float | None] = {"starved": float(any(one.starved for one in profiles))}
+    shares = dict[str, float | None]()
     if waits_us:
         wall_us = median(row.overlap.wall_us / row.steps for row in rows)
         exposed_us = median(row.overlap.exposed_us / row.steps for row in rows)

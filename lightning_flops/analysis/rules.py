@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from lightning_flops.analysis.counts import grouped, parent_name, pattern_of
-from lightning_flops.analysis.evidence import Evidence, of_optimizer, saved_of_wait, share_of_wait, words_of_loader
+from lightning_flops.analysis.evidence import Evidence, of_optimizer
 from lightning_flops.analysis.rates import rate, rate_of_rollout, scoring_gain
+from lightning_flops.analysis.waits import WAITS, saved_of_wait, share_of_wait, words_of_loader
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
 from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.step import Advice
@@ -61,14 +62,17 @@ class Rule:
         words = {"measured": percent(measured), "modules": _some(evidence.modules.get(self.name, ()))}
         words |= self.words(evidence)
         saves = self.saves(evidence, measured) if self.saves else None
-        is_sure = not any(one.rows[0].is_long for one in evidence.causes.get(self.name, ())[:1])
+        rows = [one.rows[0] for one in evidence.causes.get(self.name, ())[:1]]
+        is_least = self.removes and evidence.runs_alone and not any(row.is_long for row in rows)
         is_starved = (evidence.shares.get("starved") or 0.0) > limits.get("starved", math.inf)
+        # The step may need what a line of the user's loop makes: then another way of making it takes some time, too.
+        is_about = is_starved or not all(row.hook for row in rows)
         return Advice(
             rule=self.name,
             fact=self.fact.format(**words),
             remedy=self.remedy.format(**words),
             saves=None if saves is None else min(1.0, saves),
-            at_least=None if is_starved else self.removes and evidence.runs_alone and is_sure,
+            at_least=None if is_least and is_about else is_least,
             unless=self.unless,
             changes=self.changes,
             threshold=self.threshold_text(limits),
@@ -109,7 +113,8 @@ def _words_of_free(evidence: Evidence) -> Mapping[str, str]:
 
 def _line(rule: str, evidence: Evidence) -> Mapping[str, str]:
     found = evidence.causes.get(rule, ())
-    beside = "with" if evidence.shares.get("behind_the_loop") is None else "without"  # the backward
+    is_known = evidence.shares.get("behind_the_loop") is None
+    beside = "the backward of what it makes" if is_known else "as much of the backward as of the forward"
     return {"line": found[0].words if found else "", "part": found[0].part if found else "", "beside": beside}
 
 
@@ -144,18 +149,21 @@ RULES: tuple[Rule, ...] = (
         name="line",
         words=partial(_line, "line"),
         fact="{measured} of the step ({part}) is {line}.",
-        remedy="Do it every so many steps, for all tensors at once, or in another process.",
-        unless="where the step needs its result",
+        remedy="If steps do not need its result (a log, a norm, a file), do it every so many steps, or in another "
+        "process; if they do (an environment, an average, a loss), do it for all tensors or environments at once, "
+        "without a loop of Python, or in processes that run beside the step.",
+        unless="where steps need it and it is done for all at once already",
         removes=True,
     ),
     Rule(
         name="line_in_module",
         words=partial(_line, "line_in_module"),
-        threshold="more than {limit}, where a call of a module runs 64 operators or more by itself",
+        threshold="more than {limit}, where a call of a module runs 64 operators or more by itself; untraced, its "
+        "lines' time and as much of the backward as that is of the forward",
         saves=lambda one, measured: measured + (one.shares.get("behind_the_loop") or 0.0),
         ceiling="what that module takes by itself in forward and backward, and its share of what the step does outside "
         "of modules, data, optimizer, your lines and a framework's loop; untraced, its lines' time and all backward",
-        fact="{measured} of the step, {beside} the backward of what it makes, is in many short operations of {line}.",
+        fact="{measured} of the step, with {beside}, is in many short operations of {line}.",
         remedy="Do in one operator over all of them what a loop of Python does one by one, or compile the module with "
         "torch.compile.",
         unless="where each needs the result of the one before",
@@ -303,36 +311,14 @@ RULES: tuple[Rule, ...] = (
             limit="data_wait",
             words=words_of_loader,
             saves=saved_of_wait,
-            removes=None if name == "data_wait_full" else False,  # loading on all cores slows the rest, too
+            removes=False if is_ceiling else None,
             ceiling=ceiling,
             fact="The step waits {wait} a batch for data ({measured}){workers}{cores}.{line}",
             remedy=remedy,
             unless=unless,
             source=_PROFILER if name == "data_wait" else _OWN,
         )
-        for name, ceiling, remedy, unless in (
-            (
-                "data_wait",
-                "the wait, less what it takes so many workers to load and at least, where that computes, to hand over",
-                "{more}, with persistent_workers=True{pin}.",
-                "where the wait is for a disk or a network that is at its limit",
-            ),
-            (
-                "data_wait_full",
-                "",
-                "No core is idle for more workers: prepare once, before training, what is made anew for each sample "
-                "(decoded, resized, tokenized), or load fewer bytes.",
-                "where each epoch needs other random changes of a sample",
-            ),
-            (
-                "data_wait_short",
-                "the wait, less the least that a fetch takes",
-                "Workers would cost more than such a wait. Take a whole batch from the data at once: give the Dataset "
-                "__getitems__(indices), which returns data[indices], and the DataLoader collate_fn=lambda batch: "
-                "batch.",
-                "where samples differ in shape",
-            ),
-        )
+        for name, is_ceiling, ceiling, remedy, unless in WAITS
     ),
     Rule(
         name="padding",

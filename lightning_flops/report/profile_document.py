@@ -293,6 +293,9 @@ def saving(advice: Advice, of: str = "a step") -> str:
     return f"{words} It changes the model's results." if advice.changes else words
 
 
+_MUCH = 0.25  # of a step
+
+
 def without_advice(profile: Profile) -> str:
     """What is said where no rule has anything to say: what the step's time is for, and at which of the user's lines."""
     timing, word = profile.timing, profile.context.step_word
@@ -301,10 +304,15 @@ def without_advice(profile: Profile) -> str:
     if timing.few_steps:
         return f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(word, FEW_STEPS)}."
     part = max(timing.parts, key=lambda one: one.typical_sec)
-    rows = () if profile.lines is None else [row for row in profile.lines.rows if row.part == part.name and row.file]
+    lines = () if profile.lines is None else profile.lines.rows
+    rows = [row for row in lines if row.part == part.name and row.file]
+    classes = {row.function.rpartition(".")[0].rpartition(".")[2] for row in lines if row.in_module and row.file}
+    # No rule looks into what a class of the user's computes by itself.
+    in_own_sec = own_sec([one for one in profile.modules if one.type_name in classes]) or 0.0
     found = (
         "Nothing slow was found"
-        if at("traced.is_apart")(profile) is False and not profile.starved and not profile.unexplained
+        if at("traced.is_apart")(profile) is False
+        and not (profile.starved or profile.unexplained or in_own_sec > _MUCH * timing.global_step.typical_sec)
         else "No rule names a cause"
     )
     says = f"{found}: {part.name} takes {percent(part.typical_sec / timing.global_step.typical_sec)} of a step"

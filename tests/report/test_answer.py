@@ -15,7 +15,7 @@ from lightning_flops.report.profile_document import name_of_all, own_sec, top_mo
 from lightning_flops.report.text import figures, render_advice, render_text, summary, summary_lines
 from lightning_flops.schema.plan import MemoryReport, ModuleMemory, PeakMoment
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import Advice, LineProfile, LinesProfile, PhaseProfile
+from lightning_flops.schema.step import Advice, LineProfile, LinesProfile, ModuleTimes, PhaseProfile
 from tests.analysis.in_memory import known
 from tests.golden_files import golden
 from tests.report import windows
@@ -131,6 +131,26 @@ def test_nothing_is_slow_only_where_a_trace_shows_it_and_no_part_is_unexplained(
         {"unexplained": "other takes 30.0% of the step."},
     ):
         assert without_advice(replace(profile, **other)) == "No rule names a cause: backward takes 50.0% of a step."
+
+
+def test_what_the_users_own_class_computes_by_itself_is_not_said_to_be_fast() -> None:
+    """A layer that adds a product to its weight in every forward: no rule looks into it."""
+    profile = replace(PROFILES["gpu_trace"], advice=())
+    step_sec = known(profile.timing).global_step.typical_sec
+    own = LineProfile(
+        file="lora.py", line=10, function="LoRA.forward", text="return linear(x, w + b @ a)", hook="", in_module=True,
+        part="forward", seconds=0.1, share=0.3, samples=9, only_enters=False,
+    )  # fmt: skip
+    for share, named in ((0.26, "No rule names a cause"), (0.24, "Nothing slow was found")):
+        spent = ModuleTimes(
+            clock="host",
+            forward_sec=step_sec, own_forward_sec=share / 3 * step_sec, backward_sec=None,
+            own_backward_sec=share * 2 / 3 * step_sec,
+        )  # fmt: skip
+        modules = tuple(replace(one, times=spent if one is profile.modules[-1] else None) for one in profile.modules)
+        modules = (*modules[:-1], replace(modules[-1], type_name="LoRA"))
+        found = replace(profile, modules=modules, lines=LinesProfile(steps=9, rows=(own,)))
+        assert without_advice(found).startswith(named)
 
 
 def test_flops_of_another_model_are_said_to_have_no_row() -> None:
