@@ -50,9 +50,8 @@ Waiting for data has four rules. Below {duration(LEAST_WAIT_SEC)} a batch no wor
 {_range(FETCH_SEC)} are left whatever the dataset does, {_range(FRAMEWORK_FETCH_SEC)} where Lightning or transformers
 fetches: the limit leaves out the most of that, the ceiling the least. Else as many workers are advised as would keep
 up, and never more than there are idle cores; each batch costs a worker {duration(HAND_OVER_SEC)} or more to hand over.
-Workers do not make cheaper what is only taken and stacked, as a TensorDataset's samples are: where one takes less
-than {duration(SHORT_SAMPLE_SEC)}, whole batches are advised, beside idle cores, too, as most of that is Python's work
-for each.
+Where no core is idle, samples that take less than {duration(SHORT_SAMPLE_SEC)} each are advised to be taken by whole
+batches: a TensorDataset's are only taken and stacked, and nothing of them can be prepared before.
 Where loading hardly uses processors, workers may do that, and what little they compute, beside each other's waits:
 there the ceiling is what the step waits in all, shared by the workers. `python -m benchmarks.loading` remakes these
 times. Two runs of a program differ, so a saving may exceed its ceiling by that noise, which `compare` prints.

@@ -43,7 +43,7 @@ WAITS: tuple[tuple[str, bool, str, str, str], ...] = (
         "data_wait_samples",
         False,
         "the wait, less the least that a fetch takes",
-        f"A sample takes {{sample}}, mostly as each is taken by itself, which workers would do, too. {_WHOLE}",
+        f"No core is idle for more workers, and a sample takes {{sample}}, mostly as each is taken by itself. {_WHOLE}",
         "where samples differ in shape",
     ),
 )
@@ -64,9 +64,9 @@ def _rule(evidence: Evidence) -> str:
     """The rule on waits that applies."""
     if _wait_of_batch(evidence) < LEAST_WAIT_SEC:
         return "data_wait_short"
-    if _sec_of_sample(evidence) < SHORT_SAMPLE_SEC:
-        return "data_wait_samples"
-    return "data_wait_full" if _more_workers(evidence) == 0 else "data_wait"
+    if _more_workers(evidence) != 0:
+        return "data_wait"
+    return "data_wait_samples" if _sec_of_sample(evidence) < SHORT_SAMPLE_SEC else "data_wait_full"
 
 
 def share_of_wait(rule: str, evidence: Evidence) -> float | None:

@@ -196,7 +196,7 @@ def waits(wait_sec: float, *, step_sec: float = 0.1, batches: float = 1, **measu
         # 256 samples of 19 us are only taken and stacked; of 21 us something is made. Two workers load twice as long.
         pytest.param(waits(256 * 19e-6, samples=256, idle_cores=0.0, **TWO_CORES), None, 0, id="under the limit"),
         pytest.param(waits(512 * 19e-6, samples=512, idle_cores=0.0, **TWO_CORES), "data_wait_samples", 0, id="taken"),
-        pytest.param(waits(512 * 19e-6, samples=512, cores=8), "data_wait_samples", 0, id="taken, beside idle cores"),
+        pytest.param(waits(512 * 19e-6, samples=512, cores=8), "data_wait", 1, id="taken, beside idle cores"),
         pytest.param(waits(512 * 21e-6, samples=512, idle_cores=0.0, **TWO_CORES), "data_wait_full", 0, id="made"),
         pytest.param(
             waits(0.05, samples=9_000, cores=2, loader_workers=2, idle_cores=0.0), "data_wait_full", 0, id="made by two"
@@ -217,7 +217,10 @@ def test_advice_on_waits_goes_by_length_and_idle_cores(evidence: Evidence, rule:
 def test_samples_that_are_only_taken_are_taken_at_once_but_for_what_a_fetch_takes() -> None:
     # A TensorDataset: 512 samples of 19 us; a fetch of the whole batch takes 20 us or more of the 9.73 ms.
     advice = only(waits(512 * 19e-6, samples=512, idle_cores=0.0, **TWO_CORES))
-    assert advice.remedy.startswith("A sample takes 19 us,") and "__getitems__(indices)" in advice.remedy
+    assert (
+        advice.remedy.startswith("No core is idle for more workers, and a sample takes 19 us,")
+        and "__getitems__(indices)" in advice.remedy
+    )
     assert advice.saves == pytest.approx(0.09728 - 0.0002)
     assert advice.at_least is None
 
