@@ -168,8 +168,12 @@ def around_scripting(undo: Undo, begins: Callable[[], None], ends: Callable[[], 
 
     def reads(*_: Any, **__: Any) -> Callable[..., None]:
         begins()
-        return lambda result, error: ends()
+        return has_read
 
+    def has_read(*_: Any) -> None:
+        ends()
+
+    hide(has_read)
     if hasattr(torchscript, READS_MODULE):
         listen(undo, torchscript, READS_MODULE, reads)
 

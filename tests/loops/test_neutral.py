@@ -8,11 +8,14 @@ import pickle
 import subprocess
 import sys
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import utils as dynamo
 from torch.utils.data import DataLoader
 
 from lightning_flops import profile_training
@@ -71,6 +74,30 @@ def test_torchscript_of_the_model_is_made_in_every_step_and_the_loop_is_heard_on
     profile = profile_of(profiler)
     assert profile.flops.backward == 2 * BATCH * WIDE * NARROW
     assert len(profile.timed_steps) == 2 and profile.traced is not None
+
+
+class AddsOne(nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows + 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_compiled_step_that_makes_torchscript_breaks_its_graph_where_it_does_without_us() -> None:
+    def breaks(*, profiled: bool) -> set[str]:
+        torch._dynamo.reset()
+        dynamo.counters.clear()
+        net = nn.Linear(WIDE, NARROW)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        step = torch.compile(lambda rows: torch.jit.script(AddsOne())(net(rows).sum()), backend="eager")
+        profiler: Any = profile_training(net, optimizer, profile_step=1, timing_steps=2, trace=False)
+        with profiler if profiled else nullcontext():
+            for _ in range(6):
+                step(torch.ones(BATCH, WIDE)).backward()
+                optimizer.step()
+        return set(dynamo.counters["graph_break"])
+
+    bare = breaks(profiled=False)
+    assert breaks(profiled=True) == bare != set()
 
 
 def test_a_profiler_that_was_dropped_ends_itself_and_leaves_nothing() -> None:
