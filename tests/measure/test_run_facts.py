@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import HashStore
 
 from lightning_flops.measure.module_scope import describe_modules
 from lightning_flops.measure.run_facts import gather_run_facts
+from lightning_flops.measure.torch_private.optional import recompilations
 
 
 class OwnOptimizer(torch.optim.Optimizer):
@@ -78,11 +79,23 @@ def test_what_was_compiled_again_is_counted_with_the_reason_that_torch_gives() -
     for rows in (3, 5, 3):
         model(torch.ones(rows, 4)).sum().backward()
     with torch.no_grad():
-        model(torch.ones(3, 4))
-    model.eval()(torch.ones(3, 4))  # an evaluation has code of its own, as it must
+        model.eval()(torch.ones(3, 4))  # an evaluation has code of its own, as it must
     torch._dynamo.reset()
     assert gather().recompilations == 2
     assert gather().recompilation_reason.endswith("size mismatch at index 0. expected 3, actual 5")
+
+
+@pytest.mark.parametrize("is_graded", [False, True])
+def test_a_shape_that_is_compiled_anew_after_an_evaluation_counts(is_graded: bool) -> None:
+    """Torch says that gradients, or the model's mode, have changed: it looks at the code that ran last, first."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.clear_compilation_metrics()
+    model: Any = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Dropout()), backend="eager", dynamic=False)
+    for rows in (2, 3, 5):
+        model.train()(torch.ones(rows, 4))
+        with torch.set_grad_enabled(is_graded):
+            model.eval()(torch.ones(2, 4))
+    assert len(recompilations()) == 2
 
 
 def test_why_something_was_compiled_again_is_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:

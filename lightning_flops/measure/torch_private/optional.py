@@ -42,11 +42,19 @@ def graph_breaks() -> Counter[str]:
 def recompilations() -> list[str]:
     """Why the compiler has compiled anew what it had compiled in this process; it keeps the latest 64 compilations.
 
-    Not where a model that trains is evaluated, too: each of the two is compiled once.
+    Not where what trains is evaluated for the first time: each of the two is compiled once. After that torch may name
+    the change between these two though the batch's shape has changed, too.
     """
     latest: Any = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", list)()
-    reasons = [str(getattr(one, "recompile_reason", None) or "").partition("#")[0] for one in latest]
-    return [why for why in reasons if why and not any(one in why for one in (": grad_mode", ".training =="))]
+    found, evaluated = [], set[str]()
+    for one in latest:
+        why = str(getattr(one, "recompile_reason", None) or "").partition("#")[0]
+        code = why.partition("/")[0]
+        if code not in evaluated and (": grad_mode" in why or ".training ==" in why):
+            evaluated.add(code)
+        elif why:
+            found.append(why)
+    return found
 
 
 def leave_compiled_code() -> None:
