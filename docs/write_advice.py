@@ -20,7 +20,7 @@ from lightning_flops.units import duration
 PAGE = Path(__file__).parent / "advice.md"
 
 
-_LIMITS = {True: "saves at least, or at most", False: "saves at most", None: "saves about"}
+_LIMITS = {True: "saves at least, about, or at most", False: "saves at most", None: "saves about"}
 
 
 def _range(seconds: tuple[float, float]) -> str:
@@ -43,8 +43,7 @@ may hide what a device, a worker or another rank does, and the figure is a ceili
 operators take milliseconds each: an operator just before the line may have taken the time, and stays when you delete
 that line alone. All shares of a starved run, as its first lines say, are those of a run that waits for processors: what
 would be the least is *about* so much there, and a ceiling is one for that run alone. Advice on loading which keeps
-every core busy says *about*, too: without it the rest of the step is faster, too, by an amount that is not
-known.
+every core busy says *about*, too: without it the rest of the step is faster by an amount that is not known.
 
 Waiting for data has four rules. Below {duration(LEAST_WAIT_SEC)} a batch no worker process helps, and
 {_range(FETCH_SEC)} are left whatever the dataset does, {_range(FRAMEWORK_FETCH_SEC)} where Lightning or transformers

@@ -577,7 +577,7 @@ def test_times_are_those_of_a_typical_step() -> None:
     assert evidence.data_wait_share == pytest.approx(0.2)
     assert evidence.compute_share == pytest.approx(0.7)
     assert evidence.shares["optimizer"] == pytest.approx(0.1)
-    assert (evidence.shares["starved"], evidence.idle_cores) == (0.2, 1.5)
+    assert (evidence.shares["starved"], evidence.idle_cores, evidence.samples) == (0.2, 1.5, 100)
 
 
 def test_device_is_idle_for_what_the_breakdown_of_a_typical_step_says_and_not_in_the_slower_traced_one() -> None:
