@@ -9,8 +9,9 @@ and in two without the profiler, before and after it, or between these: on a CPU
 that it reports, and in this run it is in those of the loop's clock; and a run of a loop is at times slower than the
 next by more than a tenth. The wait for data, which is timed by parts, is held to these runs alike, within 5% or 0.5 ms,
 what is outside of steps within 5% or 3 ms. Samples/s of the run leave out what the profiler slowed down: they are no
-less than those of all steps, and no more than those of the timed ones or of all after them, within 5%. Where nobody can
-know what a batch is, n/a with its reason is right, and a figure that is not the loop's is wrong.
+less than those of all steps, and no more than those of the timed ones, of all after them, or of all without the
+profiler, within 5%. Where nobody can know what a batch is, n/a with its reason is right, and a figure that is not the
+loop's is wrong.
 
 ``python -m benchmarks.loops --part 1/3``, then ``2/3`` and ``3/3``, write the page in three parts.
 """

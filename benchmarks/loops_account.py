@@ -414,13 +414,18 @@ def _hold_times(
         )
         # Steps that the profiler slowed down are left out of it, and it alone knows which: counted ones, those beside a
         # report, perhaps the first. So it is between the rates of all steps and of those after the window, or of the
-        # timed ones where they are faster; with a first step that took its time, as compiled code's, between the rates
-        # of that and of all or a third of the others.
+        # timed ones where they are faster, or of all without the profiler, which may count a step after the window;
+        # with a first step that took its time, as compiled code's, between the rates of that and of all or a third of
+        # the others.
         first, *others = steps[allowed.first_unseen :]
         timed_rates = _rate([steps[one] for one in places[:-1]]), profile.rates.samples_per_sec or 0.0
         last_third = others[-len(others) // 3 :]
         undisturbed = _rate(steps[places[-1] + 1 :] or last_third)
-        ranges = [_rate(others), undisturbed, *timed_rates], [_rate([first, *others]), _rate([first, *last_third])]
+        of_bare = [_rate(run[1:]) for run in bare]
+        ranges = (
+            [_rate(others), undisturbed, *timed_rates, *of_bare],
+            [_rate([first, *others]), _rate([first, *last_third])],
+        )
         ips = throughput.ips.average if throughput.ips is not None and throughput.ips_unit == "samples/s" else None
         inside = [(1 - _SHARE) * min(one) <= ips <= (1 + _SHARE) * max(one) for one in ranges if ips is not None]
         judge.exact("samples/s of the run", _rate(others), ips, right=any(inside))

@@ -317,7 +317,7 @@ def _apart(account: Account, model: Any, find: Callable[[], None]) -> None:
 
 
 def _tuned(account: Account, finder: Any) -> None:
-    model = module(account, train_dataloader=lambda self: clocked(account, STEPS // 2, self.batch_size))
+    model = module(account, train_dataloader=lambda self: clocked(account, 2 * STEPS // 3, self.batch_size))
     model.batch_size, model.lr = BATCH, 1e-3
     fit(account, model, None, finder, max_epochs=3)
 
@@ -330,7 +330,7 @@ def rate_found(account: Account) -> None:
 
 @loop("Lightning, BatchSizeFinder inside the fit")
 def size_found(account: Account) -> None:
-    account.settings["profile_step"] = STEPS // 2
+    account.settings["profile_step"] = 2 * STEPS // 3
     _tuned(account, Finds.sizes(account))
 
 

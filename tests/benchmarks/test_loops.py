@@ -30,6 +30,8 @@ def test_a_loop_is_what_it_says_of_itself(
     account = Account(now=now, sleep=now.sleep, settings={**SETTINGS, "timing_steps": timing_steps})
     found = figures(*account_of(LOOPS[name], account), LOOPS[name].allowed, times=True)
     assert [one for one in found if not one.right] == []
+    seconds = [one for one in found if one.name in ("step ms", "samples/s", "data wait ms", "outside ms")]
+    assert [one for one in seconds if one.said is not None and one.said != pytest.approx(one.own)] == []
 
 
 def test_an_account_that_differs_is_seen(now: FakeNow) -> None:
