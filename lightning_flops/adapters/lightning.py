@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +24,7 @@ from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.batches import samples_in, tensor_shapes
 from lightning_flops.measure.patches import listen
 from lightning_flops.measure.recorder import steps_to_settle
-from lightning_flops.measure.torch_private.optional import fetched_ahead
+from lightning_flops.measure.torch_private.optional import fetched_ahead, loader_of, rows_fetched
 from lightning_flops.records import Loop, RunContext, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
@@ -77,6 +78,7 @@ class _Done:
     attempts: int = 0  # of the Trainer's optimizers until the latest batch
     updates: int = 0  # that the optimizers themselves have made since then
     waits: bool = False  # it waits for a batch of this run's steps, or has
+    asked: Callable[[], Any] = lambda: None  # returns the iterator of the Trainer's own DataLoader that was asked last
     inner: set[TimePhase] = field(default_factory=set)  # parts of ``_OPENS`` that run, while parts are marked
 
 
@@ -152,6 +154,10 @@ class LightningAdapter(HearingAdapter):
         found = [getattr(one, "num_workers", None) for one in _loaders(self._loop_itself)]
         return [one for one in found if isinstance(one, int)]
 
+    def declared_batch_size(self) -> int | None:
+        """What the loop's own DataLoader knows of the batch that it has brought last."""
+        return rows_fetched(self._done.asked())
+
     # ---- what is heard
 
     def begin(self) -> None:
@@ -223,6 +229,10 @@ class LightningAdapter(HearingAdapter):
         if self._done.waits:
             if self.run.between:
                 self.run.between_steps("")
+            if iterator is not None and any(
+                getattr(one, "batch_sampler", None) is loader_of(iterator) for one in _loaders(self._loop_itself)
+            ):
+                self._done.asked = weakref.ref(iterator)
             self.run.fetch_begins()
 
     def fetch_ends(self, batch: Any) -> None:

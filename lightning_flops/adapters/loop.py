@@ -21,7 +21,7 @@ from lightning_flops.adapters.hearing import HearingAdapter, Hook, nothing
 from lightning_flops.adapters.place import Frame, called_in, device_of, root_of, run_context
 from lightning_flops.adapters.steps import StepEnd, Steps
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.measure.batches import HIDDEN_SHAPE, alike_parts, first_tensor, samples_in, tensor_shapes
+from lightning_flops.measure.batches import HIDDEN_SHAPE, FetchedRows, first_tensor, tensor_shapes
 from lightning_flops.measure.fake_steps import in_shapes, kept_call
 from lightning_flops.measure.module_hooks import hear_steps
 from lightning_flops.measure.recorder import steps_to_settle
@@ -53,24 +53,14 @@ class _RunningStep:
 
 
 @dataclass(slots=True)
-class _Fetches:
+class _Fetches(FetchedRows):
     """What was heard of the loop's fetches."""
 
     asked: Callable[[], Any] = lambda: None  # returns what was asked for a batch last
     names: tuple[int, int] = (-1, -1)  # of it, and of its loader
     waits: bool = False  # it is being asked, for a step
-    kind: type = object  # of what was fetched last
-    shapes: Shapes = ()
-    sizes: tuple[int | None, int] = (None, 1)  # its rows, in so many alike parts
     handed: Batch | None = None  # what ``batches`` has handed out, and no forward has taken
     learned: set[Shapes] = field(default_factory=set)  # shapes whose steps were counted
-
-    def brings(self, batch: Any) -> Shapes:
-        """The shapes of *batch*, whose sizes are known where the latest was alike."""
-        shapes = tensor_shapes(batch)
-        if type(batch) is not self.kind or shapes != self.shapes:
-            self.kind, self.shapes, self.sizes = type(batch), shapes, (samples_in(shapes), alike_parts(batch))
-        return shapes
 
 
 @dataclass(slots=True)
@@ -252,7 +242,7 @@ class LoopAdapter(HearingAdapter):
         computed, grads = steps.step.computed, torch.is_grad_enabled()
         given = self._given(args, kwargs)
         shapes = tensor_shapes(given)
-        rows = self._fetches.sizes[0] if shapes == self._fetches.shapes else samples_in(shapes)
+        rows = self._fetches.rows_of(args, shapes)
         same = self._is_same(given, grads=grads)
         part = steps.forward_begins(id(module), rows, grads=grads, training=module.training, same=same)
         is_first = not computed or steps.ended is not None
@@ -262,7 +252,7 @@ class LoopAdapter(HearingAdapter):
         if part == "outside":
             return
         if part == "micro-step":
-            self._micro_step_begins(given, shapes, is_first=is_first)
+            self._micro_step_begins(given, shapes, rows, is_first=is_first)
         elif grads and self._running.micro_steps:
             self._running.micro_steps[-1].shapes += shapes
         if grads and not self._known.call:
@@ -293,9 +283,11 @@ class LoopAdapter(HearingAdapter):
         self._running.inputs.append(weakref.ref(first))
         return False
 
-    def _micro_step_begins(self, given: Any, shapes: Shapes, *, is_first: bool) -> None:
+    def _micro_step_begins(self, given: Any, shapes: Shapes, rows: int | None, *, is_first: bool) -> None:
         """A micro-step begins; if it *is_first*, nothing of its step has computed anything."""
         run, device = self.run, self.facts.device.type
+        if rows is None and self._fetches.of_loader:  # this may be a part of what the loader has brought
+            self._steps.step.rows[-1] = None
         if run.window.marks is not None and torch.is_autocast_enabled(device):
             self._known.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
         kept = given if self._known.keeps_batches else ()
@@ -446,8 +438,8 @@ class LoopAdapter(HearingAdapter):
         if not waits or batch is None:
             steps.fetch_fails(source, over=batch is None)
             return
-        shapes = fetches.brings(batch)
-        steps.fetch_ends(source, *fetches.sizes, loader=loader, explicit=handed_out)
+        shapes, rows = fetches.brings(batch, fetches.asked())
+        steps.fetch_ends(source, rows, fetches.sizes[1], loader=loader, explicit=handed_out)
         if handed_out and HIDDEN_SHAPE not in shapes:  # otherwise they are those of what the model gets
             fetches.handed = Batch(shapes, given=batch if self._known.keeps_batches else ())
         if self.counts_at_fetch and not (steps.step.computed or shapes in fetches.learned):

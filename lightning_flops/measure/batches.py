@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeGuard
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.torch_private.needed import modes_off
+from lightning_flops.measure.torch_private.optional import rows_fetched
 from lightning_flops.records import BatchTokens, Shapes
 from lightning_flops.signals import words_of
 from lightning_flops.units import shown
@@ -96,11 +97,46 @@ def first_tensor(given: Any) -> torch.Tensor | None:
     return next((one for one in held_in(given, 1) if isinstance(one, torch.Tensor)), None)
 
 
+@dataclass(slots=True)
+class FetchedRows:
+    """Rows of the batches that loaders bring, and of what a model is called with."""
+
+    kind: type = object  # of what was fetched last
+    shapes: Shapes = ()
+    sizes: tuple[int | None, int] = (None, 1)  # its rows by its tensors, in so many alike parts
+    #: Rows of the latest batches, since tensors did not show them, but the loader knew them.
+    of_loader: deque[tuple[Shapes, int]] = field(default_factory=lambda: deque(maxlen=64))
+
+    def brings(self, batch: Any, iterator: Any) -> tuple[Shapes, int | None]:
+        """The shapes and rows of *batch*, which *iterator* has brought; sizes are known where the latest was alike."""
+        shapes = tensor_shapes(batch)
+        if type(batch) is not self.kind or shapes != self.shapes:
+            self.kind, self.shapes, self.sizes = type(batch), shapes, (samples_in(shapes), alike_parts(batch))
+        rows = self.sizes[0]
+        if (rows is None or self.of_loader) and (known := rows_fetched(iterator)) is not None:
+            self.of_loader.append((shapes, rows := known))
+        return shapes, rows
+
+    def rows_of(self, args: tuple[Any, ...], shapes: Shapes) -> int | None:
+        """Rows of what a model is called with, of *args* by place: by its tensors.
+
+        Where tensors have not shown the rows of a batch, they must be those that its loader knows, or it is that batch
+        itself, or a list of so many.
+        """
+        rows = self.sizes[0] if shapes == self.shapes else samples_in(shapes)
+        if of_batch := [one for fetched, one in self.of_loader if fetched == shapes]:
+            return of_batch[-1]
+        if self.of_loader and args and isinstance(args[0], (list, tuple)):
+            rows = len(args[0])
+        known = (self.sizes[0], *(one for _, one in self.of_loader))
+        return rows if len(known) == 1 or rows in known else None
+
+
 class BatchMeter:
     """Samples and tokens of batches, by the settings of these names, or else by the batches themselves.
 
-    *note* gets a sentence for the report when something is not known; *declared* is the batch size that the run's own
-    settings name, for batches whose tensors do not show one.
+    *note* gets a sentence for the report when something is not known; *declared* is what the run's own settings or
+    loader say of the running batch, for batches whose tensors do not show it.
     """
 
     def __init__(
@@ -115,6 +151,7 @@ class BatchMeter:
         self._tokens_per_sample = tokens_per_sample
         self._note = note
         self._declared = declared
+        self._hides = False  # tensors have not shown what is declared
 
     def given(self, batch: Any, otherwise: int | None) -> int | None:
         """Samples in *batch* as the setting says them, or else *otherwise*; 0: there is nothing in it that was used."""
@@ -127,8 +164,9 @@ class BatchMeter:
         if self._batch_size is not None:
             return self.given(batch, None)
         samples = samples_in(shapes)
-        if samples is None:
-            samples = self._declared()
+        if samples is None or self._hides:  # where some tensors disagree, others may agree by chance
+            self._hides = (declared := self._declared()) is not None
+            samples = declared if self._hides else samples
         if samples is None:
             self._note(
                 "The batch size could not be read from the batch, whose tensors have different first dimensions or "

@@ -238,8 +238,8 @@ def modules_section(profile: Profile, *, most: int) -> Section:
         if any(len(group) > 1 for group, _ in found[:most])
         else "",
         f"{percent(ratio(part=elsewhere, whole=elsewhere + own))} of the FLOPs, "
-        f"{si(profile.per_step(elsewhere))}, ran in no module of this model but in another one or in the "
-        "loop, which have no row. In a loop of your own, give all in a dict."
+        f"{si(profile.per_step(elsewhere))}, ran in no module of these. In a loop of your own, give "
+        "every model, as a dict; what the loop itself multiplies has no row."
         if elsewhere > 0.01 * own
         else "",
         "FLOPs are lower bounds." if profile.lower_bound else "",

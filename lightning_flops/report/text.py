@@ -78,7 +78,19 @@ def _said(profile: Profile) -> tuple[list[str], list[str]]:
         profile.unexplained or without_advice(profile)
     ]
     starved = profile.starved and f"{STARVED} {profile.starved.partition('. ')[0]}."
-    above = [_what(profile), _step(profile), starved, *((*first, _utilization(profile)) if profile.timing else ())]
+    longer = 1.0 if profile.timing is None else profile.timing.longer
+    rough = (
+        f"Rough: the steps timed by parts and those timed as a whole differ by {percent(abs(longer - 1))}."
+        if not 3 / 4 <= longer <= 4 / 3  # the shorter ones have less than three quarters of the longer ones' time
+        else ""
+    )
+    above = [
+        _what(profile),
+        _step(profile),
+        rough,
+        starved,
+        *((*first, _utilization(profile)) if profile.timing else ()),
+    ]
     return above, [_phases(profile), _stalls(profile), _flops(profile)]
 
 

@@ -58,7 +58,7 @@ class Adapter(ABC):
         """The workers of each training DataLoader, as far as they are known."""
 
     def declared_batch_size(self) -> int | None:
-        """What the framework's settings name as the samples of a batch; None: nothing."""
+        """What the framework's settings or loader say of the samples of the running batch; None: nothing."""
         return None
 
     def names_phase(self, *, begins: bool) -> None:  # noqa: B027

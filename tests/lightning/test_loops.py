@@ -20,6 +20,7 @@ from tests.fake_clock import FakeNow
 from tests.lightning.nets import BATCH, IN, OUT, ROOT, MakeTrainer, Rows, batch_flops, loader, new_gan, new_net
 from tests.listening import warnings_in
 from tests.loops.nets import Slow
+from tests.loops.test_ragged_batches import of_images
 from tests.results import profile_of, throughput_of
 
 
@@ -571,3 +572,12 @@ def test_half_of_the_steps_are_timed_without_marks_and_the_parts_are_scaled_to_t
     assert "Step 0 counted, steps 3-10 timed by parts, 8 more as a whole." in text
     assert "A typical step: 4 s; mean of those 8: 4 s, " in text
     assert "They took 25.0% longer than the 8 that were timed as a whole: all their times are scaled to these." in text
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])  # tensors agree on 3 rows in step 2; the last batch has 3
+def test_samples_of_a_list_of_images_are_what_the_loader_was_asked_for(trainer: MakeTrainer, step: int) -> None:
+    net, loader = new_net(), of_images(batch_size=8)
+    net.training_step = lambda batch, batch_idx: sum(net.net(one.mean((1, 2)).new_ones(IN)).sum() for one in batch[0])
+    callback = FlopsProfilerCallback(profile_step=step, timing_steps=1, trace=False)
+    trainer(callback).fit(net, loader)
+    assert profile_of(callback).samples == {1: 8, 2: 8, 5: 3}[step]

@@ -155,9 +155,22 @@ def test_what_the_users_own_class_computes_by_itself_is_not_said_to_be_fast() ->
 
 def test_flops_of_another_model_are_said_to_have_no_row() -> None:
     """A teacher of 4.2 GFLOPs beside 1.4 G of the model's own: 600 M forward, 800 M backward."""
-    words = "75.0% of the FLOPs, 4.2 G, ran in no module of this model but in another one or in the loop"
+    words = "75.0% of the FLOPs, 4.2 G, ran in no module of these. In a loop of your own, give every model, as a dict; "
+    words += "what the loop itself multiplies has no row."
     text = str(replace(PROFILES["no_peak"], outside=PhaseFlops(forward=4_200_000_000, optimizer=10**12)))
     assert words in " ".join(text.split()) and "ran in no module" not in str(PROFILES["no_peak"])
+
+
+@pytest.mark.parametrize(
+    ("longer", "differ"), [(0.521, "47.9%"), (0.74, "26.0%"), (0.76, ""), (1.3, ""), (1.4, "40.0%")]
+)
+def test_steps_that_got_longer_or_shorter_meanwhile_are_said_to_be_rough_in_the_summary(
+    longer: float, differ: str
+) -> None:
+    timing = replace(known(PROFILES["cpu"].timing), whole_steps=10, longer=longer)
+    rough = [one for one in summary(replace(PROFILES["cpu"], timing=timing)) if one.startswith("Rough")]
+    words = f"Rough: the steps timed by parts and those timed as a whole differ by {differ}."
+    assert rough == ([words] if differ else [])
 
 
 @pytest.mark.parametrize(("width", "lines"), [(80, 74), (100, 60), (120, 60)])

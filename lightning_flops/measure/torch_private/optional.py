@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.profiler import record_function
+from torch.utils.data import BatchSampler
 
 from lightning_flops.measure.torch_private.needed import frames_outwards, modes_off, take
 
@@ -178,6 +179,27 @@ def loader_of(iterator: Any) -> Any:
     """What a DataLoader and its iterators, one an epoch, have in common; of anything else that itself."""
     sampler = getattr(iterator, "_index_sampler", None)
     return iterator if sampler is None else sampler
+
+
+def rows_fetched(iterator: Any) -> int | None:
+    """The rows that the batch sampler of a DataLoader gave for the batch that *iterator* has brought last.
+
+    None where that cannot be known: of another iterator, of an IterableDataset, of a batch sampler or a length that is
+    not torch's, of batches out of order; and of a ``batch_size`` of 1, whose one item may be a whole batch.
+    """
+    sampler, number = (getattr(iterator, name, None) for name in ("_index_sampler", "_num_yielded"))
+    # Torch before 2.6 knows no other order.
+    if (
+        type(sampler) is not BatchSampler
+        or sampler.batch_size < 2
+        or not (number and getattr(iterator, "_in_order", True))
+    ):
+        return None
+    try:
+        left = len(sampler.sampler) - sampler.batch_size * (number - 1)  # type: ignore[arg-type]
+    except Exception:  # of a stream, or of a sampler of the user's that does not say
+        return None
+    return max(0, min(sampler.batch_size, left)) or None
 
 
 def fetched_ahead(loader: Any) -> int:
