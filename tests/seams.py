@@ -19,8 +19,8 @@ from lightning_flops.run.window import Window
 WORDS = "broken on purpose"
 
 _OF_A_RUN = (Run, Monitor, Delivery, Throughput, StepFlops, CountSchedule, TokenReader, Window)
-_OF_THE_BOUNDARY = {"fail", "close", "warn"}
-"""What takes a failure: it is called by the boundary, and not by a hook."""
+_OF_THE_BOUNDARY = {"does", "fail", "close", "warn"}
+"""The boundary, and what takes a failure: it is called by the boundary, and not by a hook."""
 
 
 def seams(*adapters: type) -> list[str]:

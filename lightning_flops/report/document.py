@@ -181,7 +181,8 @@ def some_of(names: Collection[str], *, most: int) -> str:
 def points(items: Sequence[str], most: int | None = None, *, mark: str = "- ", others: str = "") -> list[str]:
     """*most* of *items*, each after the *mark* of a list, and how many *others* there are."""
     cut = len(items) - len(items[:most])
-    return [f"{mark}{one}" for one in (*items[:most], *([f"And {plain(cut)} more {others}."] if cut else []))]
+    more = f"And {plain(cut)} more {others}." if most else f"{plain(cut)} {others}."
+    return [f"{mark}{one}" for one in (*items[:most], *([more] if cut else []))]
 
 
 _PREFIXES = {

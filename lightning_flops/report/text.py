@@ -340,16 +340,11 @@ def _sections(report: object) -> Iterable[Section]:
 def _short_lines(profile: Profile, view: View = VIEW) -> list[str]:
     """The short report: of many long names, fewer tables, modules, pieces of advice and notes are shown."""
     most = max(_MOST_LINES, 100 * _MOST_LINES // (view.width or 100))  # as many letters where it is narrow
-    # The tables of phases and of what fills the step give way before the last advice, which stands below them.
+    # What does not fit in the least of these has no tables of phases and of what fills the step: advice is below them.
     for tables, modules, of_user, advice, notes in (
-        (True, 10, 5, 4, 2),
-        (True, 6, 5, 3, 1),
-        (True, 4, 5, 2, 1),
-        (False, 10, 5, 4, 2),
-        (False, 6, 5, 3, 1),
-        (False, 4, 5, 2, 1),
-        (False, 3, 4, 1, 0),
-        (False, 2, 2, 1, 0),
+        (tables, *most_of)
+        for tables in (True, False)
+        for most_of in ((10, 5, 4, 2), (6, 5, 3, 1), (4, 5, 2, 1), (3, 4, 1, 0), (2, 2, 1, 0))
     ):
         sections = short_sections(profile, tables=tables, modules=modules, lines=of_user, advice=advice, notes=notes)
         lines = [*summary_lines(profile, view), *_drawn(sections, view)]
