@@ -310,8 +310,12 @@ def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], evidence: 
         return {}
     computes = {above for cell in window.flops.cells if cell.flops for above in with_those_above(cell.module)}
     found = dict[str, float]()
-    for name, one in times.items():
-        seconds, calls = _all_sec(one), evidence.calls.get(name, 0.0)
+    # Where tracing so many calls took too long for times of modules, the root's are all that the model computes in.
+    for name, seconds in (
+        {name: _all_sec(one) for name, one in times.items()}
+        or {"": (evidence.compute_share or 0.0) * (evidence.step_sec or 0.0)}
+    ).items():
+        calls = evidence.calls.get(name, 0.0)
         if name in computes and calls >= _MANY_CALLS and seconds < _SHORT_CALL_SEC * calls * evidence.batches:
             found[name] = seconds
     names, factor = _outermost(found.keys()), _around_modules(times, evidence)
