@@ -32,10 +32,10 @@ PROFILES = ROOT / ".cache/bench_twins"
 PLANTED = {
     "slow_storage": ("workers: 0 in A, 4 in B", "data wait"),
     "tensor_by_tensor": ("AdamW: tensor by tensor in A, fused in B", "optimizer"),
-    "written_out_norm": ("", "1"),
-    "dropout": ("", "1"),
+    "written_out_norm": ("", "1 or 3 or 5 or 7"),
+    "dropout": ("", "1 or 3 or 5 or 7"),
 }
-"""What a comparison with the remedy must name: the set-up that differs, and a part or module."""
+"""What a comparison with the remedy must name: the set-up that differs, and a part, or one of the equal modules."""
 _NAMES = ("Most of it", "Part of it", "By cause")
 _TIMEOUT_SEC = 120
 _DRAWS = 6  # of each program's runs into two sides
@@ -97,7 +97,7 @@ def planted(runs: int, folder: Path) -> Iterator[list[str]]:
         comparison = compare_profiles(a, b)
         words = words_of(comparison)
         told = next((one for one in words if one.startswith(_NAMES[:2])), "")
-        right = set_up in " ".join(words) and (f" {part} " in told)
+        right = set_up in " ".join(words) and any(f" {one} " in told for one in part.split(" or "))
         starved = "starved" if comparison.a.starved or comparison.b.starved else ""
         printed = [one for one in words[1:] if not one.startswith("Starved in ")]
         yield [name, set_up or "–", part, "named" if right else starved or "missed", " ".join(printed[:3])]
