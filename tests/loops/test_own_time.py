@@ -99,3 +99,14 @@ def test_the_clock_goes_on_whatever_interrupts_the_profiler_and_where(now: FakeN
         assert bool(failures) is (error is ValueError)
         now.sleep(4.0)
         assert clock.stamp() - began == 4.0
+
+
+def test_where_a_program_has_left_no_room_for_the_profiler_its_run_goes_on() -> None:
+    failures: list[str] = []
+    run: Any = SimpleNamespace(clock=None, closed=False, fail=failures.append)
+
+    def recurses() -> None:
+        recurses()
+
+    assert Run.does(run, recurses) is None
+    assert not failures
