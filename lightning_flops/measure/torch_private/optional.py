@@ -20,6 +20,7 @@ from torch.profiler import record_function
 from torch.utils.data import BatchSampler
 
 from lightning_flops.measure.torch_private.needed import frames_outwards, modes_off, take
+from lightning_flops.signals import Quiet
 
 # ---- torch.compile: when it compiles, and what it keeps of what it has compiled
 
@@ -195,11 +196,10 @@ def rows_fetched(iterator: Any) -> int | None:
         or not (number and getattr(iterator, "_in_order", True))
     ):
         return None
-    try:
-        left = len(sampler.sampler) - sampler.batch_size * (number - 1)  # type: ignore[arg-type]
-    except Exception:  # of a stream, or of a sampler of the user's that does not say
-        return None
-    return max(0, min(sampler.batch_size, left)) or None
+    with Quiet(Exception):  # a stream, or a sampler of the user's that does not say
+        # What is left of it after the batches before.
+        return max(0, min(sampler.batch_size, len(sampler.sampler) - sampler.batch_size * (number - 1))) or None  # type: ignore[arg-type]
+    return None
 
 
 def fetched_ahead(loader: Any) -> int:
