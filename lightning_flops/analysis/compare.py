@@ -21,7 +21,6 @@ from lightning_flops.analysis.counts import parent_name, rows_of_both, summed
 from lightning_flops.analysis.differences import (
     WALL,
     Figure,
-    Floats,
     Part,
     Pieces,
     Row,
@@ -54,6 +53,7 @@ from lightning_flops.schema.comparison import (
 from lightning_flops.schema.profile import Profile, ThroughputSummary
 from lightning_flops.schema.tables import STEP_PARTS
 from lightning_flops.schema.trace import TraceReport
+from lightning_flops.trace.intervals import Floats
 from lightning_flops.units import plain, plural
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)

@@ -212,7 +212,6 @@ class DeviceAbilities:
     pins_memory: bool = False  # copies from pinned host memory are faster
 
 
-UNKNOWN_DEVICE = DeviceAbilities()
 # ROCm fills the fields of a compute capability with numbers of its own.
 _OF_ANOTHER_VENDOR = re.compile(r"AMD|Radeon|Instinct|gfx\d", re.IGNORECASE)
 

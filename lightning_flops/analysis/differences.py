@@ -34,7 +34,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_flops.analysis.rates import FLOPS_PER_BYTE
 from lightning_flops.analysis.timing import whole_ns
@@ -49,6 +48,7 @@ from lightning_flops.schema.comparison import (
 )
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import phases_text
+from lightning_flops.trace.intervals import Floats
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, shown, si
 
 LEAST_STEPS = 4  # timed steps of each run, below which nothing is said of noise
@@ -60,7 +60,6 @@ _T = (9.92, 5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.
 _SIGNS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _FORM = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*")
 
-Floats = npt.NDArray[np.float64]
 Runs = Sequence[Floats]  # something in each step of each run of a side
 Part = tuple[str, ...]  # what a step is divided into; of several names, what a run cannot separate
 Row = tuple[str | None, str | None]  # names of a module in A and in B; both None for what no module owns

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from lightning_flops.analysis.counts import grouped, parent_name, summed, with_those_above
-from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
+from lightning_flops.analysis.counts import FlopCounts, grouped, parent_name, summed, with_those_above
+from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.lines import Cause, between, causes
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import timed_steps
@@ -36,6 +36,7 @@ _MANY_CALLS, _SHORT_CALL_SEC = 16, 0.002  # a module that a batch calls so often
 _MANY_OPERATORS = 64  # in one call of a module, without those of modules inside it: a loop of Python runs them
 _LEAST_OF_COMPUTE = 0.15  # a line of the user's around the model, where the model computes, is named above this share
 DATA_WAIT = "data wait"  # the part's name for people
+_NO_LINES = LinesProfile(steps=0, rows=())  # of no loop
 _TRAINERS = ("lightning.pytorch", "pytorch_lightning", "transformers")  # frameworks that run the loop themselves
 # What is left of a wait whose dataset hands over whole batches, at least and at most: a sampler and an iterator, and a
 # framework's fetcher. ``python -m benchmarks.loading``: 0.02 to 0.04 ms, with Lightning and transformers 0.18 to 0.39.
@@ -58,7 +59,7 @@ class Evidence:
     #: In a loop of the user's on a CPU, what lies between the parts and is no line of it.
     between_share: float = 0.0
     kernel_share: float | None = None  #: Kernels that compute.
-    device: DeviceAbilities = UNKNOWN_DEVICE
+    device: DeviceAbilities = field(default_factory=DeviceAbilities)
     facts: RunFacts = field(default_factory=RunFacts)  #: How the run is set up.
     #: Of the process group that synchronizes gradients of modules on GPUs, where that could be NCCL.
     backend: str | None = None
@@ -115,7 +116,7 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
     timed = timed_steps(window)[0]
     evidence = _of_run(window, profile.timing, batches=sum(step.micro_steps for step in timed) / max(1, len(timed)))
     evidence = _of_counts(evidence, window, profile)
-    evidence = _of_lines(evidence, profile.lines, window.context)
+    evidence = _of_lines(evidence, profile.lines or _NO_LINES, window.context)
     traced = profile.traced
     if traced is None or traced.is_apart or evidence.step_sec is None:
         return _of_modules(evidence, window, {})
@@ -191,7 +192,7 @@ def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Ev
     )
 
 
-def _of_lines(evidence: Evidence, lines: LinesProfile | None, context: RunContext) -> Evidence:
+def _of_lines(evidence: Evidence, lines: LinesProfile, context: RunContext) -> Evidence:
     """Which of the user's lines take time, in the parts of a step and inside of modules."""
     of_model = {part for part in evidence.parts if "forward" in part or "backward" in part}
 
@@ -209,17 +210,14 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None, context: RunContex
             lines, lambda row: not row.in_pieces and (row.is_long or row.in_module or row.part not in of_model)
         ),
     }
-    rows = () if lines is None else lines.rows
-    by_part = grouped((row for row in rows if row.file), attrgetter("part"))
+    own_loop = context.device_type == "cpu" and context.framework not in _TRAINERS and lines is not _NO_LINES
     return replace(
         evidence,
         shares={**evidence.shares, "line": around[0].share if around else None},
         causes=found,
-        rows=by_part,
+        rows=grouped((row for row in lines.rows if row.file), attrgetter("part")),
         # There the host frees what the model made. No sample separates that from the work of a framework's loop.
-        between_share=between(evidence.parts, rows)
-        if lines is not None and context.device_type == "cpu" and context.framework not in _TRAINERS
-        else 0.0,
+        between_share=between(evidence.parts, lines.rows) if own_loop else 0.0,
     )
 
 
@@ -308,13 +306,10 @@ def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], evidence: 
     # Calls for one token after the other need the one before, and so do those of the closures that LBFGS runs.
     if ROLLOUT in evidence.phases or "LBFGS" in {one.type_name for one in evidence.facts.optimizers or ()}:
         return {}
-    computes = {above for cell in window.flops.cells if cell.flops for above in with_those_above(cell.module)}
-    found = dict[str, float]()
+    computes = {name for name, of in FlopCounts(window.flops).by_module().items() if of.total}
+    found, spent = dict[str, float](), {name: _all_sec(one) for name, one in times.items()}
     # Where tracing so many calls took too long for times of modules, the root's are all that the model computes in.
-    for name, seconds in (
-        {name: _all_sec(one) for name, one in times.items()}
-        or {"": (evidence.compute_share or 0.0) * (evidence.step_sec or 0.0)}
-    ).items():
+    for name, seconds in (spent or {"": _product(evidence.compute_share, evidence.step_sec) or 0.0}).items():
         calls = evidence.calls.get(name, 0.0)
         if name in computes and calls >= _MANY_CALLS and seconds < _SHORT_CALL_SEC * calls * evidence.batches:
             found[name] = seconds

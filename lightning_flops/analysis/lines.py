@@ -90,13 +90,11 @@ class Cause:
         return f"{first.where}{f' (also {also})' if also else ''}: `{first.start}`{before}"
 
 
-def causes(lines: LinesProfile | None, is_asked: Callable[[LineProfile], bool]) -> list[Cause]:
+def causes(lines: LinesProfile, is_asked: Callable[[LineProfile], bool]) -> list[Cause]:
     """What the user's own code does in rows that are *asked* for, the most time first; without what only enters.
 
     A function of which such rows are most has the time of its other rows, too.
     """
-    if lines is None:
-        return []
     rows_of = grouped((row for row in lines.rows if row.hook or not row.only_enters), _whose)
     least, found = min(_LEAST_SAMPLES, max(1, lines.steps // 2)), []
     for rows in rows_of.values():

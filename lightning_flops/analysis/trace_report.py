@@ -19,7 +19,7 @@ from lightning_flops.analysis.evidence import DATA_WAIT, Evidence, with_trace
 from lightning_flops.analysis.ranks import TracedRank, compare, find_stragglers_in_traces
 from lightning_flops.analysis.rates import NO_FLOPS, ratio
 from lightning_flops.analysis.timing import build_timing, timed_steps
-from lightning_flops.config import ADVICE_THRESHOLDS
+from lightning_flops.config import ADVICE_THRESHOLDS, ProfilerConfig
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import WindowRecord
 from lightning_flops.schema.step import Advice
@@ -36,7 +36,7 @@ from lightning_flops.schema.trace import (
 )
 from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Kind, Trace
-from lightning_flops.trace.flops import Formulas, Peaks, find_work
+from lightning_flops.trace.flops import Formulas, find_work
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.read import load_trace
 from lightning_flops.trace.steps import kind_times, overlap, phase_table, step_filling, step_parts, step_times, steps_of
@@ -66,10 +66,12 @@ class AnalyzedTrace(TracedRank):
     step_sums: tables.StepSums | None = None  #: Its steps one by one: for a comparison with another run's, else None.
 
 
-def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peaks | None = None) -> TraceReport:
-    """Every table of *trace*; FLOPs with *formulas* alone, shares of the peak by a user's own *peaks* if given."""
+def analyze_trace(
+    trace: Trace, *, formulas: Formulas | None = None, given: ProfilerConfig | None = None
+) -> TraceReport:
+    """Every table of *trace*; FLOPs with *formulas* alone, shares of the peak by a user's own peaks if *given*."""
     collectives, (kernels, kernel_summary) = tables.collective_table(trace), tables.kernel_tables(trace)
-    work = None if formulas is None else find_work(trace, formulas, peaks)
+    work = None if formulas is None else find_work(trace, formulas, given)
     if work is not None and kernels is not None:
         of_kernels = work.of_kernels()
         kernels = tuple(replace(row, flops=of_kernels.get(row.name)) for row in kernels)
@@ -118,10 +120,10 @@ def _launch_notes(trace: Trace) -> list[str]:
 
 
 def analyze_one(
-    trace: Trace, *, stepwise: bool = False, formulas: Formulas | None = None, peaks: Peaks | None = None
+    trace: Trace, *, stepwise: bool = False, formulas: Formulas | None = None, given: ProfilerConfig | None = None
 ) -> AnalyzedTrace:
     """What *trace* says by itself, for other ranks, and *stepwise* for another run; no *formulas*: without torch."""
-    report = analyze_trace(trace, formulas=formulas, peaks=peaks)
+    report = analyze_trace(trace, formulas=formulas, given=given)
     why = [_NO_FLOPS[bool((trace.inputs >= 0).any())]] if report.flops is None else []
     used = trace.used_device
     return AnalyzedTrace(

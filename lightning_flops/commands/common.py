@@ -13,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.config import SETTINGS, ProfilerConfig, rules
@@ -23,7 +22,6 @@ from lightning_flops.units import shown
 if TYPE_CHECKING:
     from lightning_flops.analysis.trace_report import AnalyzedTrace
     from lightning_flops.trace.columns import RecordedInputs, RecordedWork
-    from lightning_flops.trace.flops import Peaks
 
 #: What ``show`` and ``report`` are given.
 PATH = "a profile.json, or a folder of logs with such files below it; path or URL"
@@ -187,12 +185,9 @@ DEVICE_FIGURES = (
 )
 
 
-def peaks(options: argparse.Namespace) -> Peaks:
-    """The figures that were given."""
-    from lightning_flops.trace.flops import Peaks
-
-    given = ProfilerConfig(peak_flops_per_sec=options.peak, memory_bytes_per_sec=options.bandwidth)
-    return Peaks(flops_per_sec=given.peak_flops_per_sec, memory_bytes_per_sec=given.memory_bytes_per_sec)
+def given_figures(options: argparse.Namespace) -> ProfilerConfig:
+    """The figures that were given, as settings."""
+    return ProfilerConfig(peak_flops_per_sec=options.peak, memory_bytes_per_sec=options.bandwidth)
 
 
 def held_against(options: argparse.Namespace, report: Any) -> Any:
@@ -200,9 +195,12 @@ def held_against(options: argparse.Namespace, report: Any) -> Any:
     from lightning_flops.analysis.rates import with_given_peaks
     from lightning_flops.schema.profile import Profile
 
-    given = peaks(options)
-    is_given = isinstance(report, Profile) and given != type(given)()
-    return with_given_peaks(report, **asdict(given)) if is_given else report
+    given = given_figures(options)
+    if not isinstance(report, Profile) or given == ProfilerConfig():
+        return report
+    return with_given_peaks(
+        report, flops_per_sec=given.peak_flops_per_sec, memory_bytes_per_sec=given.memory_bytes_per_sec
+    )
 
 
 # ---- traces
@@ -216,7 +214,7 @@ def analyzed(files: Sequence[str], options: argparse.Namespace, **settings: Any)
 
     formulas = recorded_work if importlib.util.find_spec("torch") else None
     traces = (trace for file in files for trace in by_process(load_trace(file)))
-    return [analyze_one(trace, formulas=formulas, peaks=peaks(options), **settings) for trace in traces]
+    return [analyze_one(trace, formulas=formulas, given=given_figures(options), **settings) for trace in traces]
 
 
 def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:

@@ -9,8 +9,8 @@ from lightning_flops.commands.common import (
     by_name,
     command,
     function_named,
+    given_figures,
     option,
-    peaks,
     print_report,
 )
 
@@ -54,7 +54,7 @@ def plan(options: argparse.Namespace) -> None:
     """
     from lightning_flops.adapters.planning import plan_job
 
-    given = peaks(options)
+    given = given_figures(options)
     found = plan_job(
         function_named(options.example),
         options.mesh,
@@ -62,7 +62,7 @@ def plan(options: argparse.Namespace) -> None:
         at=options.at,
         microbatches=options.microbatches,
         device=options.device,
-        peak_flops_per_sec=given.flops_per_sec,
+        peak_flops_per_sec=given.peak_flops_per_sec,
         memory_bytes_per_sec=given.memory_bytes_per_sec,
         links=options.links,
         node_size=options.node,

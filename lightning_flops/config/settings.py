@@ -170,7 +170,13 @@ class ProfilerConfig:
 
     if TYPE_CHECKING:  # what the fields are is what is kept; more is taken
 
-        def __init__(self, **settings: Unpack[_Settings]) -> None: ...
+        def __init__(
+            self,
+            *,
+            enabled: bool = True,
+            tensorboard_dir: str | os.PathLike[str] | None = None,
+            **settings: Unpack[SettingArguments],
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         """Check every setting against its rule, and keep it in the form that the rule gives it."""
@@ -325,11 +331,6 @@ class SettingArguments(TypedDict, total=False):
     all_ranks: bool | None
     html: bool | None
     tag_prefix: str | None
-
-
-class _Settings(SettingArguments, total=False):
-    enabled: bool
-    tensorboard_dir: str | os.PathLike[str] | None
 
 
 def takes_settings(function: F) -> F:

@@ -31,7 +31,6 @@ from lightning_flops.schema.comparison import (
     CalledDifference,
     Cause,
     CausedDifference,
-    ComparedRun,
     Comparison,
     FigureDifference,
     ModuleDifference,
@@ -93,7 +92,7 @@ def _next_command(comparison: Comparison) -> str:
 def comparison_sections(comparison: Comparison) -> list[Section]:
     """What differs, why, by part, and by module or kernel."""
     of_traces, of_profiles, settings = comparison.kind == "traces", comparison.kind == "profiles", comparison.settings
-    sides, named = _sides(comparison), _named(comparison)
+    sides, named = {"A": comparison.a, "B": comparison.b}, _named(comparison)
     names = [
         Column("set up differently", lambda row: row[0].removeprefix("context."), str),
         *(field("A", "1.0", str, left=True), field("B", "1.1", str, left=True)),
@@ -131,10 +130,6 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         Section("Figures of both", "", [Table(comparison.figures, _FIGURES, whole=True), *missing_rates(reasons)]),
         Section("How to read it", "", points([_HOW_TO_READ[comparison.kind], noise, *comparison.notes])),
     ]
-
-
-def _sides(comparison: Comparison) -> dict[str, ComparedRun]:
-    return {"A": comparison.a, "B": comparison.b}
 
 
 def _set_up(settings: Mapping[str, tuple[str, str]]) -> str:

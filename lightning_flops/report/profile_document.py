@@ -304,17 +304,14 @@ def without_advice(profile: Profile) -> str:
     if timing.few_steps:
         return f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(word, FEW_STEPS)}."
     part = max(timing.parts, key=lambda one: one.typical_sec)
-    lines = () if profile.lines is None else profile.lines.rows
-    rows = [row for row in lines if row.part == part.name and row.file]
-    classes = {row.function.rpartition(".")[0].rpartition(".")[2] for row in lines if row.in_module and row.file}
+    own = [row for row in at("lines.rows")(profile) or () if row.file]
+    rows = [row for row in own if row.part == part.name]
+    classes = {row.function.rpartition(".")[0].rpartition(".")[2] for row in own if row.in_module}
     # No rule looks into what a class of the user's computes by itself.
     in_own_sec = own_sec([one for one in profile.modules if one.type_name in classes]) or 0.0
-    found = (
-        "Nothing slow was found"
-        if at("traced.is_apart")(profile) is False
-        and not (profile.starved or profile.unexplained or in_own_sec > _MUCH * timing.global_step.typical_sec)
-        else "No rule names a cause"
-    )
+    is_unclear = profile.starved, profile.unexplained, in_own_sec > _MUCH * timing.global_step.typical_sec
+    knows_modules = at("traced.is_apart")(profile) is False
+    found = "Nothing slow was found" if knows_modules and not any(is_unclear) else "No rule names a cause"
     says = f"{found}: {part.name} takes {percent(part.typical_sec / timing.global_step.typical_sec)} of a step"
     if not rows:
         return f"{says}."

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,28 +26,28 @@ def write_text_file(path: str | os.PathLike[str], text: str) -> None:
     """
     content = (text if text.endswith("\n") else text + "\n").encode()
     with _opened(path) as local:
-        if local is None:
-            _write_remote(path, content)
-            return
-        mode = local.stat().st_mode if local.exists() else None
-        if mode is not None and not stat.S_ISREG(mode):
+        mode = local.stat().st_mode if local is not None and local.exists() else None
+        if local is not None and mode is not None and not stat.S_ISREG(mode):
             local.write_bytes(content)  # a device or a pipe cannot be replaced; a folder raises, as it should
-            return
-        local = local.resolve()  # a link stays a link; what it points to is replaced
-        with _draft(local, [content]) as draft:
-            if mode is not None:
-                shutil.copymode(local, draft)
-            draft.replace(local)
+        else:  # a link stays a link; what it points to is replaced
+            _replace(path, local and local.resolve(), content, mode=mode)
 
 
 def write_own_file(path: str, content: bytes) -> None:
     """Replace our own file at *path*, as ``write_text_file`` does. A link that lies there is replaced, not followed."""
     with _opened(path) as local:
-        if local is None:
-            _write_remote(path, content)
-        else:
-            with _draft(local, [content]) as draft:
-                draft.replace(local)
+        _replace(path, local, content)
+
+
+def _replace(path: str | os.PathLike[str], local: Path | None, content: bytes, *, mode: int | None = None) -> None:
+    """Put *content* in the place of a remote file, or of a *local* one, which keeps its *mode* if it had one."""
+    if local is None:
+        _write_remote(path, content)
+    else:
+        with _draft(local, [content]) as draft:
+            if mode is not None:
+                draft.chmod(stat.S_IMODE(mode))
+            draft.replace(local)
 
 
 def write_new_file(path: str, content: Iterable[bytes], *, beside: Sequence[str] = ()) -> int:

@@ -176,7 +176,7 @@ class Trace:
     @cached_property
     def is_collective(self) -> Mask:
         """Rows that communicate with other ranks: collectives' kernels, and host scopes that communicate themselves."""
-        found = self.where(is_collective_kernel, Kind.KERNEL)
+        found = self.where(lambda name: _DEVICE_COLLECTIVE.search(own_name(name)), Kind.KERNEL)
         # A kernel that says which collective it is needs no known name.
         found[(self.kind == Kind.KERNEL) & (self.collective >= 0)] = True
         return found | self.where(host_collective, Kind.ANNOTATION, Kind.OPERATOR)
@@ -352,11 +352,6 @@ def own_name(kernel: str) -> str:
         pass
     own = own.partition("(")[0].strip().rpartition(" ")[2].rpartition("::")[2]
     return name if own in _LAUNCHERS else own
-
-
-def is_collective_kernel(name: str) -> bool:
-    """Whether a kernel of this name communicates with other ranks."""
-    return _DEVICE_COLLECTIVE.search(own_name(name)) is not None
 
 
 def collective_of(name: str) -> str:

@@ -11,13 +11,14 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.rates import MOST_OF_PEAK, NO_MFU, peak_for
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.schema.tables import Flops, ModuleTable, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace.columns import Kind, RecordedInputs, RecordedWork, Trace, multiplies, uses_tensor_cores
 from lightning_flops.trace.intervals import (
@@ -49,14 +50,6 @@ _OLD_CONVOLUTION = re.compile(r"aten::\w+_convolution(_backward_(input|weights?)
 _Sizes = tuple[int, ...]
 _MOST = 2**58  # FLOPs of a call: five minutes of an H100
 Sums = Callable[[Values], list[Any]]  # the sums of a column of all calls in each of some groups
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peaks:
-    """A user's own figures of the device, which win over the table's."""
-
-    flops_per_sec: float | Mapping[str, float] | None = None  #: Dense peak, one for all dtypes or some by dtype.
-    memory_bytes_per_sec: float | None = None
 
 
 def count_trace(trace: Trace, works: Sequence[RecordedWork], work: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -181,29 +174,32 @@ def _parts(trace: Trace) -> Ints:
     return parts
 
 
-def find_work(trace: Trace, formulas: Formulas, peaks: Peaks | None = None) -> Work | None:
-    """The calls that count, FLOPs by *formulas*; what exceeds twice the peak is listed instead. None without shapes."""
+def find_work(trace: Trace, formulas: Formulas, given: ProfilerConfig | None = None) -> Work | None:
+    """The calls that count, FLOPs by *formulas*; what exceeds twice the peak is listed instead. None without shapes.
+
+    A user's own figures of the device, *given* as settings, win over the table's.
+    """
     if not (trace.inputs[links_of(trace).operators] >= 0).any():
         return None
     works, work = works_of(trace, formulas)
-    found = Work(trace, works, work, peaks or Peaks())
+    found = Work(trace, works, work, given or ProfilerConfig())
     impossible = found.impossible()
     for index, reason in impossible.items():
         works[index] = replace(works[index], role="unread", may_have_flops=True, reason=reason)
-    return Work(trace, works, work, peaks or Peaks()) if impossible else found
+    return Work(trace, works, work, given or ProfilerConfig()) if impossible else found
 
 
-def _device_of(trace: Trace, dtypes: Iterable[str], peaks: Peaks) -> TraceFlops:
+def _device_of(trace: Trace, dtypes: Iterable[str], given: ProfilerConfig) -> TraceFlops:
     """The devices that ran the kernels, which are alike, and their peaks by dtype; of no call yet."""
     used, count = trace.used_device, len(np.unique(trace.device[trace.kind == Kind.KERNEL]))
     name = used.name if used else ""
-    given, row = peaks.flops_per_sec if count else None, device_named(name)
-    found = {dtype: peak_for(device_name=name, dtype=dtype, given=given) for dtype in dtypes}
+    own, row = given.peak_flops_per_sec if count else None, device_named(name)
+    found = {dtype: peak_for(device_name=name, dtype=dtype, given=own) for dtype in dtypes}
     return TraceFlops(
         device=name or None,
         devices=count,
         peaks={dtype: peak for dtype, peak in found.items() if peak is not None},
-        memory_bytes_per_sec=peaks.memory_bytes_per_sec or (row and row.memory_bytes_per_sec),
+        memory_bytes_per_sec=given.memory_bytes_per_sec or (row and row.memory_bytes_per_sec),
         steps=(),
         mfu=None,
         hfu=None,
@@ -215,7 +211,7 @@ def _device_of(trace: Trace, dtypes: Iterable[str], peaks: Peaks) -> TraceFlops:
 class Work:
     """The calls that count, a column for each property, and the device that ran them."""
 
-    def __init__(self, trace: Trace, works: Sequence[RecordedWork], work: Ints, peaks: Peaks) -> None:
+    def __init__(self, trace: Trace, works: Sequence[RecordedWork], work: Ints, given: ProfilerConfig) -> None:
         self.trace, self.works, self.work_of = trace, works, work
         self.rows, self.owner, part, self.uncounted = count_trace(trace, works, work)
         self.work, part, times = work[self.rows], part[self.rows], times_of(trace)
@@ -235,7 +231,7 @@ class Work:
         if trace.names_tell_tensor_cores:
             launchers = links_of(trace).operator_of_launch[trace.where(uses_tensor_cores, Kind.KERNEL)]
             self.dtype[may_be_tf32 & np.isin(self.rows, self.owner[launchers[launchers >= 0]])] = 0
-        self.device = _device_of(trace, self.dtypes, peaks)
+        self.device = _device_of(trace, self.dtypes, given)
         known = np.array([self.device.peaks.get(dtype, np.nan) for dtype in self.dtypes])
         self._peak = known[self.dtype]  # of each call in its dtype; NaN where that is not known
         # Of each call in the dtypes in which it may have run; NaN where that of one is not known.

@@ -45,6 +45,7 @@ from lightning_flops.schema.step import (
     PhaseProfile,
 )
 from lightning_flops.schema.trace import Straggler, TracedStep
+from tests.analysis.in_memory import known
 from tests.report import windows
 from tests.report.traced_windows import transformer_traced
 from tests.report.windows import A100, cell
@@ -773,7 +774,8 @@ def test_a_callbacks_long_operator_is_named_though_its_flops_join_its_part_to_th
 def test_a_line_of_long_operators_may_stand_for_the_one_before(long_sec: float, ends: str) -> None:
     record = sampled(("other", 3, 0.3, {"long_sec": long_sec}), ("backward", 1, 0.4, {"only_enters": True}))
     timing = build_timing(windows.mlp_window().timed_steps, mixed_phases=())
-    (cause,) = causes(build_lines(record, timing=timing, on_host=True), lambda row: row.part == "other")
+    lines = known(build_lines(record, timing=timing, on_host=True))
+    (cause,) = causes(lines, lambda row: row.part == "other")
     assert cause.words.rpartition("`")[1] + cause.words.rpartition("`")[2] == ends
 
 

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from lightning_flops import profile_training
 from lightning_flops.analysis.trace_report import analyze_one
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.report.text import render_text
-from lightning_flops.trace.flops import Peaks
 from tests.analysis.in_memory import known
 from tests.analysis.trace_events import kernel, launch, operator, shapes, step, trace
 
@@ -82,7 +82,7 @@ def test_hfu_of_a_trace_is_not_below_its_mfu_and_a_kernel_is_held_to_what_it_exe
         launch(1, 8),
         kernel(1, 20, 100, name="flash_fwd_kernel"),
     )
-    report = analyze_one(trace(*events), formulas=recorded_work, peaks=Peaks(flops_per_sec=1e9)).report
+    report = analyze_one(trace(*events), formulas=recorded_work, given=ProfilerConfig(peak_flops_per_sec=1e9)).report
     (of_step,), (row,) = known(report.flops).steps, known(report.kernels)
     assert (of_step.forward, of_step.total, of_step.skipped) == (2 * PRODUCT, 2 * PRODUCT, 2 * MASKED)
     assert of_step.mfu == of_step.hfu == pytest.approx(2 * PRODUCT / 1e9 / 1e-3)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from lightning_flops.analysis.trace_report import analyze_one, join_analyses
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_document import summary
 from lightning_flops.schema.tables import TraceFlops
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.trace.columns import Trace, TraceFormatError
-from lightning_flops.trace.flops import Peaks
 from lightning_flops.trace.read import load_trace
 from tests.analysis.in_memory import known
 from tests.analysis.trace_events import (
@@ -45,12 +45,12 @@ def loaded(text: str, folder: Path) -> Trace:
     return load_trace(path)
 
 
-def report_of(found: Trace, peaks: Peaks | None = None) -> TraceReport:
-    return analyze_one(found, formulas=recorded_work, peaks=peaks).report
+def report_of(found: Trace, given: ProfilerConfig | None = None) -> TraceReport:
+    return analyze_one(found, formulas=recorded_work, given=given).report
 
 
-def flops_of(*events: Event, peaks: Peaks | None = None, **head: Any) -> TraceFlops:
-    return known(report_of(trace(*events, **head), peaks).flops)
+def flops_of(*events: Event, given: ProfilerConfig | None = None, **head: Any) -> TraceFlops:
+    return known(report_of(trace(*events, **head), given).flops)
 
 
 def test_arguments_of_a_call_by_torchscript_are_the_last_of_its_stack() -> None:
@@ -241,7 +241,7 @@ def test_events_of_mtia_are_on_a_device() -> None:
 def test_a_share_of_more_than_twice_the_peak_is_no_figure() -> None:
     # 195 MFLOPs in 10 us are all of 19.5 TFLOP/s; in the 1 us of the kernel whose name multiplies they are ten times.
     events = [*product(1, 10, rows=975_000, kernel_us=1), launch(2, 12), kernel(2, 30, 9, name="fill")]
-    report = report_of(trace(*events), Peaks(flops_per_sec=19.5e12))
+    report = report_of(trace(*events), ProfilerConfig(peak_flops_per_sec=19.5e12))
     assert known(report.flops).operators[0].of_peak == pytest.approx(1)
     assert known(known(report.kernels)[1].flops).of_peak is None
 
@@ -265,12 +265,14 @@ def test_what_no_device_can_do_is_left_out_and_listed() -> None:
 
 def test_a_users_own_figures_win_and_need_no_device_of_a_known_name() -> None:
     events = [step(1, 0, 100), *product(1, 10, rows=5)]  # 1,000 FLOPs
-    given = Peaks(flops_per_sec={"float32": 1e9}, memory_bytes_per_sec=1e6)
-    flops = flops_of(*events, peaks=given)
+    given = ProfilerConfig(peak_flops_per_sec={"float32": 1e9}, memory_bytes_per_sec=1e6)
+    flops = flops_of(*events, given=given)
     assert flops.device is None and flops.mfu == pytest.approx(1000 / (100e-6 * 1e9))
     # 4 bytes of 5 x 10, 10 x 10 and 5 x 10: 1.25 FLOPs a byte.
     assert flops.operators[0].attainable_flops_per_sec == pytest.approx(1.25e6)
-    assert flops_of(*events, peaks=Peaks(flops_per_sec=1e9), deviceProperties=[A100]).peaks == {"float32": 1e9}
+    assert flops_of(*events, given=ProfilerConfig(peak_flops_per_sec=1e9), deviceProperties=[A100]).peaks == {
+        "float32": 1e9
+    }
 
 
 @pytest.mark.parametrize("name", ["", "Graphics Device", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"])
@@ -278,14 +280,14 @@ def test_a_device_of_an_unknown_name_has_no_peak_whatever_its_capability_is(name
     assert flops_of(*product(1, 10, rows=5), deviceProperties=[{**A100, "name": name}]).peaks == {}
 
 
-@pytest.mark.parametrize("peaks", [None, Peaks(flops_per_sec={"float32": 19.5e12})])
+@pytest.mark.parametrize("given", [None, ProfilerConfig(peak_flops_per_sec={"float32": 19.5e12})])
 @pytest.mark.parametrize("name", ["ampere_sgemm_tn", "s1688gemm_tf32", "gemm"])
-def test_float32_may_have_run_in_tf32(name: str, peaks: Peaks | None) -> None:
+def test_float32_may_have_run_in_tf32(name: str, given: ProfilerConfig | None) -> None:
     """2 MFLOPs in 20 ns are 100 TFLOP/s: 5 times the 19.5 of float32, no share to print; of the 156 of tf32 64.1%."""
     mm, call, gemm = product(1, 10, rows=10**4, kernel_us=0.02)
-    head = {} if peaks else {"deviceProperties": [A100]}
-    flops = flops_of(mm, call, gemm | {"name": name}, peaks=peaks, **head)
-    share = pytest.approx(100 / 156) if name == "s1688gemm_tf32" and not peaks else None
+    head = {} if given else {"deviceProperties": [A100]}
+    flops = flops_of(mm, call, gemm | {"name": name}, given=given, **head)
+    share = pytest.approx(100 / 156) if name == "s1688gemm_tf32" and not given else None
     assert (flops.steps[0].forward, flops.operators[0].of_peak) == (2 * 10**6, share)
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from lightning_flops.analysis.trace_report import analyze_one
 from lightning_flops.cli import main
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.tables import ChildRow
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.trace.flops import Peaks
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.trace_events import (
     RESNET,
@@ -34,8 +34,8 @@ from tests.analysis.trace_events import (
 )
 
 
-def report_of(*events: Event, peaks: Peaks | None = None) -> TraceReport:
-    return analyze_one(trace(*events), formulas=recorded_work, peaks=peaks).report
+def report_of(*events: Event, given: ProfilerConfig | None = None) -> TraceReport:
+    return analyze_one(trace(*events), formulas=recorded_work, given=given).report
 
 
 # ---- FLOPs by module
@@ -53,7 +53,7 @@ def test_flops_and_share_of_the_peak_are_by_module_forward_and_backward() -> Non
         *launched(3, 218, 230, 8, thread=2),
         node(1, 300, 50, name="MmBackward0", thread=2), operator("aten::mm", 305, 10, thread=2, **sizes),
         *launched(4, 308, 320, 12, thread=2),
-        peaks=Peaks(flops_per_sec=1e9),
+        given=ProfilerConfig(peak_flops_per_sec=1e9),
     )  # fmt: skip
     flops = {row.name: row.flops for row in known(report.modules).rows}
     # a took 4 and 12 us, b 8 and 8; the root has both.

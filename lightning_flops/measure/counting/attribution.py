@@ -10,12 +10,12 @@ import logging
 import threading
 import weakref
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import takewhile
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -297,20 +297,13 @@ def tf32_operators() -> Callable[[str], bool] | None:
     return lambda name: "attention" not in name and next(on for word, on in fast.items() if word in name)
 
 
-@dataclass(slots=True)
-class Cell:
-    """What one operator cost in one module, phase and dtype."""
+# What an operator cost in one module, phase and dtype: an ``OperatorCell``'s fields of these names.
+_COST = ("calls", "flops", "skipped", "bytes_read", "bytes_written")
+_Costs = dict[Any, tuple[int, ...]]
 
-    calls: int = 0
-    flops: int = 0
-    skipped: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
 
-    def add(self, other: Cell) -> None:
-        """Adds what *other* has."""
-        for name, amount in asdict(other).items():
-            setattr(self, name, getattr(self, name) + amount)
+def _add(costs: _Costs, key: tuple[Any, ...], cost: tuple[int, ...]) -> None:
+    costs[key] = tuple(map(add, costs[key], cost)) if key in costs else cost
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -332,12 +325,12 @@ class Totals:
         self.unread: dict[str, tuple[str, list[Any]]] = {}
         self._notes: dict[str, None] = {}
         self._failures: set[str] = set()
-        self._cells = defaultdict[tuple[str, FlopPhase, str, str], Cell](Cell)
+        self._cells: _Costs = {}  # by module, phase, operator and dtype
         self.separates_outside = False  #: Whether forwards in no module are separated from what is outside the model.
         #: What ran in no module, by ``Place.made``, operator and dtype: until ``decide`` says what it is, and then, if
         #: that was no forward, until ``settle`` knows whether a backward has run its node.
-        self._undecided = defaultdict[tuple[int, str, str], Cell](Cell)
-        self._outside = defaultdict[tuple[int, str, str], Cell](Cell)
+        self._undecided: _Costs = {}
+        self._outside: _Costs = {}
         # By operator: calls, modules, whether any call may have had FLOPs
         self._uncounted: dict[str, tuple[int, frozenset[str], bool]] = {}
 
@@ -359,37 +352,32 @@ class Totals:
         module, phase, _, made = place
         with self._lock:
             if module == OUTSIDE and phase == "forward" and made is not None:
-                cell = self._undecided[made, operator, dtype]
+                _add(self._undecided, (made, operator, dtype), (calls, flops, skipped, *moved))
             else:
-                cell = self._cells[module, phase, operator, dtype]
-            cell.calls += calls
-            cell.flops += flops
-            cell.skipped += skipped
-            cell.bytes_read += moved[0]
-            cell.bytes_written += moved[1]
+                _add(self._cells, (module, phase, operator, dtype), (calls, flops, skipped, *moved))
             if flops:
                 self.flops[phase, dtype] += flops
 
     def decide(self, *, is_forward: bool) -> None:
         """Say whether what ran in no module, backward or update since the last call of this is a forward."""
         with self._lock:
-            for key, cell in self._undecided.items():
+            for (node, operator, dtype), (calls, flops, *others) in self._undecided.items():
                 if is_forward:
-                    self._cells[OUTSIDE, "forward", key[1], key[2]].add(cell)
+                    _add(self._cells, (OUTSIDE, "forward", operator, dtype), (calls, flops, *others))
                 else:
-                    self._outside[key].add(cell)
-                    self.flops["forward", key[-1]] -= cell.flops
-                    self.flops["outside", key[-1]] += cell.flops
+                    _add(self._outside, (node, operator, dtype), (calls, flops, *others))
+                    self.flops["forward", dtype] -= flops
+                    self.flops["outside", dtype] += flops
             self._undecided.clear()
 
     def settle(self, ran: Set[int]) -> None:
         """Divide what was said to be no forward: whose node *ran* in a backward is one, all else outside the model."""
         with self._lock:
-            for (node, operator, dtype), cell in self._outside.items():
+            for (node, operator, dtype), (calls, flops, *others) in self._outside.items():
                 phase: FlopPhase = "forward" if node in ran else "outside"
-                self._cells[OUTSIDE, phase, operator, dtype].add(cell)
-                self.flops["outside", dtype] -= cell.flops
-                self.flops[phase, dtype] += cell.flops
+                _add(self._cells, (OUTSIDE, phase, operator, dtype), (calls, flops, *others))
+                self.flops["outside", dtype] -= flops
+                self.flops[phase, dtype] += flops
             self._outside.clear()
 
     def called(self, name: str, module: nn.Module) -> None:
@@ -443,8 +431,14 @@ class Totals:
             silent = {one: [name for other, name in unread if other == one] for one, _ in unread}
             return FlopRecord(
                 cells=tuple(
-                    OperatorCell(module=module, phase=phase, operator=operator, dtype=dtype, **asdict(cell))
-                    for (module, phase, operator, dtype), cell in sorted(self._cells.items())
+                    OperatorCell(
+                        module=module,
+                        phase=phase,
+                        operator=operator,
+                        dtype=dtype,
+                        **dict(zip(_COST, cost, strict=True)),
+                    )
+                    for (module, phase, operator, dtype), cost in sorted(self._cells.items())
                 ),
                 module_calls=dict(sorted(self.calls.items())),
                 uncounted={

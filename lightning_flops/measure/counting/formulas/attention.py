@@ -142,15 +142,16 @@ def flash(
     left: int | None,
     right: int | None,
     *cache: Tensor | None,
+    bottom_right: bool = True,
 ) -> Work:
     """Flash attention's kernels: sequence before heads, packed when there are offsets.
 
-    They spell "no bound" of a window as -1 or None, and line the last query up with the last key.
+    They spell "no bound" of a window as -1 or None, and line the last query up with the last key (*bottom_right*).
     """
     left = None if left is None or left < 0 else int(left)
     right = 0 if causal else None if right is None or right < 0 else int(right)
     matrices = sequence_first(query, key, query_offsets, key_offsets, *cache)
-    return _entries(matrices, causal, left, right, bottom_right=True, by_values=_has_values(query_offsets))
+    return _entries(matrices, causal, left, right, bottom_right=bottom_right, by_values=_has_values(query_offsets))
 
 
 def _efficient(
@@ -165,10 +166,9 @@ def _efficient(
     """The memory-efficient kernels: sequence before heads; packed operands have a batch of one and offsets."""
     causal = mask_type in (_TOP_LEFT, _BOTTOM_RIGHT)
     # The kernel's window holds the query's own key and those before it.
-    left = size - 1 if causal and size is not None and size > 0 else None
-    matrices = sequence_first(query, key, query_offsets, key_offsets, *cache)
-    right, last_first = 0 if causal else None, mask_type == _BOTTOM_RIGHT
-    return _entries(matrices, causal, left, right, bottom_right=last_first, by_values=_has_values(query_offsets))
+    left = (size or 0) - 1 if causal else None
+    offsets, is_last = (query_offsets, key_offsets), mask_type == _BOTTOM_RIGHT
+    return flash(query, key, *offsets, causal, left, None, *cache, bottom_right=is_last)
 
 
 def _entries_in_blocks(counts: Tensor, columns: Tensor, lengths: tuple[int, int], block: tuple[int, int]) -> int:

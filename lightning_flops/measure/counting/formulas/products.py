@@ -105,8 +105,8 @@ def backward_of(forward: Callable[..., int]) -> Callable[..., int]:
     return lambda left, right, mask: (bool(mask[0]) + bool(mask[1])) * forward(left, right)
 
 
-def linear_from_result(values: Tensor, out: Tensor) -> int:
-    """A product whose right side is packed: (…, in) to (…, out)."""
+def from_result(values: Tensor, out: Tensor) -> int:
+    """Each element of *out* meets a row of *values*, (…, in): a product whose right side is packed, and ``cdist``."""
     return 2 * out.numel() * int(values.shape[-1])
 
 
@@ -211,7 +211,7 @@ PRODUCT_RULES: dict[str, Rule] = {
         "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros _weight_int8pack_mm "
         "_dyn_quant_matmul_4bit _mixed_dtypes_linear quantized::int4mm_packed_weight_cpu mkldnn::_linear_pointwise "
         "mkl::_mkl_linear",
-        linear_from_result,
+        from_result,
         _FROM_RESULT,
     ),
     # Sparse
@@ -352,35 +352,24 @@ def fourier(share: int, values: Tensor, dims: Sequence[int]) -> Work:
     return Work(int(5 * points * log2(points) * (values.numel() / points / share)) if points > 1 else 0)
 
 
-def _neighbours(dims: int, mode: int) -> int:
-    # Two-dimensional bicubic: four rows of four neighbours, then the four rows.
-    return {_NEAREST: 0, _BICUBIC: 20}.get(mode, 4 if dims == 2 else 8)
-
-
 def grid_sample(values: Tensor, mode: int, out: Tensor) -> int:
     """FLOPs of sampling *values*, (batch, channels, …), at a grid, with the result *out*.
 
     A bilinear element of *out* meets 4 neighbours (8 in 3-D), a bicubic one 16 and then 4 rows, a nearest one none.
     """
-    return 2 * _neighbours(values.dim() - 2, mode) * out.numel()
+    return 2 * {_NEAREST: 0, _BICUBIC: 20}.get(mode, 4 if values.dim() == 4 else 8) * out.numel()
 
 
 def grid_sample_backward(grad: Tensor, values: Tensor, mode: int, mask: Sequence[bool]) -> int:
     """One forward's work for the input's gradient, one for each coordinate of the grid's gradient."""
-    dims = values.dim() - 2
-    return (bool(mask[0]) + dims * bool(mask[1])) * 2 * _neighbours(dims, mode) * grad.numel()
+    return (bool(mask[0]) + (values.dim() - 2) * bool(mask[1])) * grid_sample(values, mode, grad)
 
 
 def pooled_samples(pooled: Tensor, sampling_ratio: int) -> int:
     """``roi_align`` of *pooled* bins, or its backward: each averages ratio² points, each of four neighbours."""
     if sampling_ratio <= 0:
         raise Unreadable("how many points it samples in a bin follows from the boxes' sizes")
-    return 2 * _neighbours(2, _BILINEAR) * sampling_ratio**2 * pooled.numel()
-
-
-def pair_distances(first: Tensor, out: Tensor) -> int:
-    """``cdist``: 2·B·P·R·M for P and R rows of M coordinates; *out* is (…, P, R). A side's gradient is as much."""
-    return 2 * out.numel() * int(first.shape[-1])
+    return 2 * 4 * sampling_ratio**2 * pooled.numel()
 
 
 def _golub(names: str, flops: Callable[..., int], arguments: str = "self|A") -> dict[str, Rule]:
@@ -411,8 +400,9 @@ ESTIMATE_RULES: dict[str, Rule] = {
     ),
     **rules("torchvision::roi_align", pooled_samples, f"{RESULT} sampling_ratio", estimate=_POOLED),
     **rules("torchvision::_roi_align_backward", pooled_samples, "grad sampling_ratio", estimate=_POOLED),
-    **rules("_cdist_forward _euclidean_dist", pair_distances, f"x1 {RESULT}", estimate=_DISTANCE),
-    **rules("_cdist_backward", pair_distances, "x1 grad|grad_output", estimate=_DISTANCE),
+    # Of P and R rows of M coordinates 2·B·P·R·M; a side's gradient is as much.
+    **rules("_cdist_forward _euclidean_dist", from_result, f"x1 {RESULT}", estimate=_DISTANCE),
+    **rules("_cdist_backward", from_result, "x1 grad|grad_output", estimate=_DISTANCE),
     **_cubes("cholesky linalg_cholesky_ex", Fraction(1, 3)),
     **_cubes("cholesky_inverse", Fraction(2, 3)),
     **_cubes("linalg_inv_ex", 2),
