@@ -276,7 +276,7 @@ MUTATIONS = (
     ),
     Mutation(
         "measure/counting/formulas/products.py",
-        "4 if dims == 2 else 8",
+        "4 if values.dim() == 4 else 8",
         "8",
         "measure/counting/test_formulas_estimates.py",
     ),
@@ -349,7 +349,7 @@ MUTATIONS = (
     Mutation("sinks/file.py", "name.touch(exist_ok=False)", "name.touch()", "sinks/test_file.py"),
     Mutation("sinks/file.py", "draft.unlink(missing_ok=True)", "pass", "sinks/test_file.py"),
     Mutation("sinks/file.py", "number = after + 1", "number = after + 2", "sinks/test_file.py"),
-    Mutation("sinks/file.py", "local = local.resolve()", "local = local.absolute()", "sinks/test_file.py"),
+    Mutation("sinks/file.py", "local and local.resolve()", "local and local.absolute()", "sinks/test_file.py"),
     Mutation(
         "sinks/services.py", "not in self._refused and not ours", "not in self._refused", "sinks/test_services.py"
     ),
