@@ -4,7 +4,7 @@
 compares every run with the next of its program: a module, a part or a cause that is named, and a gate that fails, are
 false. The same runs are drawn into sides of several, too. Then it compares programs with a planted cause, four runs a
 side, with the same under its remedy: the difference of the set-up, and the part or module that was planted, must be
-named. Where a run was starved of processors nothing is decided, which is told apart here.
+named. Starved runs, whose waits for processors may explain a difference, are told apart here.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def twins(runs: int, folder: Path) -> Iterator[list[str]]:
     for name in CLEAN:
         every = profiles(name, runs, folder)
         compared = [compare_profiles(*pair) for pair in zip(every[::2], every[1::2], strict=False)]
-        starved = sum(bool(one.a.starved or one.b.starved) for one in compared)
+        starved = sum(bool(one.starved) for one in compared)
         ends = Counter(judge(one, gate)[0] for one in compared for gate in GATES)
         yield [name, *map(str, (len(compared), starved, sum(map(is_named, compared)), ends["holds"]))]
 
@@ -98,7 +98,7 @@ def planted(runs: int, folder: Path) -> Iterator[list[str]]:
         words = words_of(comparison)
         told = next((one for one in words if one.startswith(_NAMES[:2])), "")
         right = set_up in " ".join(words) and any(f" {one} " in told for one in part.split(" or "))
-        starved = "starved" if comparison.a.starved or comparison.b.starved else ""
+        starved = "starved" if comparison.starved else ""
         printed = [one for one in words[1:] if not one.startswith("Starved in ")]
         yield [name, set_up or "–", part, "named" if right else starved or "missed", " ".join(printed[:3])]
 

@@ -48,6 +48,8 @@ MUTATIONS = (
     Mutation("analysis/differences.py", "ratio = b / a if a", "ratio = a / b if a", "analysis/test_compare.py"),
     Mutation("analysis/differences.py", "dict(enumerate((*own_a, *own_b)))", "{}", "analysis/test_compare.py"),
     Mutation("analysis/differences.py", "len(side) - len(slow) > 1", "len(side) > 1", "analysis/test_compare.py"),
+    Mutation("analysis/differences.py", "slower = max(waits", "slower = min(waits", "analysis/test_compare.py"),
+    Mutation("analysis/differences.py", "limit * (1 - more)", "limit", "analysis/test_compare.py"),
     Mutation("analysis/step_flops.py", "for one in (min, max))", "for one in (min, max)) * 2", _STEPS),
     Mutation("analysis/step_flops.py", "freedom = number - 1", "freedom = number", _STEPS),
     Mutation("analysis/step_flops.py", "steps * shape.elements / other.elements", "steps", _STEPS),
@@ -168,14 +170,14 @@ MUTATIONS = (
     Mutation("analysis/plan.py", "return (size - 1) / size\n", "return 1.0\n", "ranks/test_plan.py"),
     Mutation(
         "analysis/differences.py",
-        "(least / (1 + starts), greatest * (1 + starts))",
-        "(least, greatest)",
+        "sign(least / (1 + starts), limit)",
+        "sign(least, limit)",
         "analysis/test_compare.py",
     ),
     Mutation(
         "analysis/differences.py",
-        "if comparison.starved and name in WALL",
-        "if comparison.starved and name not in WALL",
+        "side.starved_share if name in WALL",
+        "side.starved_share if name not in WALL",
         "analysis/test_compare.py",
     ),
     Mutation(

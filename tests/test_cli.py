@@ -203,9 +203,11 @@ def test_a_starved_run_leaves_conditions_on_the_wall_clock_open(
 ) -> None:
     busy = compared.run(processor=compared.processor(8, lost=0.25))
     (folder / "after" / "profile.json").write_text(busy.to_json())
-    assert main(["compare", "--quiet", *how, "--fail-if", "global_step_sec > 1.05", "before", "after"]) == status
+    assert main(["compare", "--quiet", *how, "--fail-if", "global_step_sec > 0.9", "before", "after"]) == status
     said = capsys.readouterr().err
-    assert "is inconclusive: global_step_sec B/A is 1, but B had to wait for processors\n" in said
+    assert re.search("is inconclusive: global_step_sec B/A is 1, by .*, but B had to wait for processors\n", said)
+    # Without these waits B is no slower, whatever they took.
+    assert main(["compare", "--quiet", *how, "--fail-if", "global_step_sec > 1.05", "before", "after"]) == 0
     # What is exact is judged all the same, and goes before.
     assert main(["compare", "--quiet", "--fail-if", "params >= 1", "--fail-if", "mfu < 1", "before", "after"]) == 1
 

@@ -266,9 +266,9 @@ def _modules(
         noise = _noise_of_module(a, b, row, own) if beyond_noise and (own["a_ns"] or own["b_ns"]) else None
         of_a, of_b = (side[0].module(name) for side, name in zip((a, b), row, strict=True))
         name = str(row[0] if row[1] is None else row[1])
-        yield ModuleDifference(name=name, a=of_a, b=of_b, **times(own), noise_ns=noise)
+        yield ModuleDifference(name=name, a=of_a, b=of_b, **times(own, noise))
     outside = ModuleSide(name=OUTSIDE, flops=0, bytes=0)
-    yield ModuleDifference(name=OUTSIDE, a=outside, b=outside, **times(of_rows[None, None]), noise_ns=None)
+    yield ModuleDifference(name=OUTSIDE, a=outside, b=outside, **times(of_rows[None, None], None))
 
 
 def _noise_of_module(a: Sequence[_Profiled], b: Sequence[_Profiled], row: Row, own: Sums) -> int | None:

@@ -20,6 +20,9 @@ follow one another are alike: a core slows down for a while. So each run's timed
 neighbours, at least five of them, whose means are nearly independent (A. Law and W. Kelton, "Simulation Modeling and
 Analysis"). It is the noise *within* the two runs: what changes from one start of a program to the next, no run can see
 of itself. Of several runs a side, chance is Student's t over the means of whole runs, which have that as well.
+
+A run that waited for processors for a share *s* of its time *t* takes between ``t (1 - s)`` and *t* where it need not
+wait. So the noise of a difference has what the slower run may have waited there, which is at most ``s t`` of the step.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ from lightning_flops.trace.intervals import Floats
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, shown, si
 
 LEAST_STEPS = 4  # timed steps of each run, below which nothing is said of noise
-# Figures of the wall clock, which say little of a run that was starved of processors.
+# Figures of the wall clock, which waiting for processors lengthens, or makes less.
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
 _STARVED = 0.05  # from this share of lost processor time on, the times of a run say little of its program
 # Student's t of ``CONFIDENCE``, two-sided, from two degrees of freedom on; the last of all beyond.
@@ -143,6 +146,7 @@ def compare_sides(
     """
     every, settings = _parts_of_both([*a, *b], order), _setting_differences(a[0].set_up, b[0].set_up)
     whole, of_parts, of_rows = Sums(), defaultdict[Part, Sums](Sums), defaultdict[Row, Sums](Sums)
+    of_a, of_b = _identity(a), _identity(b)
     for part in every:
         by_module = all(part in run.inside for run in (*a, *b))
         in_a, in_b = (_pieces(side, part, rows, place, by_module=by_module) for place, side in enumerate((a, b)))
@@ -156,10 +160,14 @@ def compare_sides(
                 of_rows[row].update(dict(enumerate((*own_a, *own_b))))
             for sums in (whole, of_parts[part], of_rows[row]):
                 sums.update(causes, a_ns=a_ns, b_ns=b_ns)
+    waits = {one: round(side.starved_share * whole[one]) for one, side in (("a_ns", of_a), ("b_ns", of_b))}
+    for sums in (whole, *of_parts.values(), *of_rows.values()):
+        slower = max(waits, key=sums.__getitem__)
+        sums["waits_ns"] = min(sums[slower], waits[slower])
     compared = Comparison(
         kind=kind,
-        a=_identity(a),
-        b=_identity(b),
+        a=of_a,
+        b=of_b,
         settings=settings if kind == "profiles" else {},
         figures=tuple(
             _figure_difference(name, [run.figures[name] for run in a], [run.figures[name] for run in b], settings)
@@ -174,8 +182,8 @@ def compare_sides(
 
 
 def _difference(name: str, part: Part, sums: Sums, a: Sequence[Run], b: Sequence[Run]) -> CausedDifference:
-    noise = noise_ns([run.seconds(part) for run in a], [run.seconds(part) for run in b])
-    return CausedDifference(name=name, **times(sums), noise_ns=noise)
+    chance = noise_ns([run.seconds(part) for run in a], [run.seconds(part) for run in b])
+    return CausedDifference(name=name, **times(sums, chance))
 
 
 def _setting_differences(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -205,10 +213,15 @@ def _pieces(
     return means
 
 
-def times(sums: Sums) -> dict[str, Any]:
-    """The fields of a difference with these *sums*, but for its noise."""
+def times(sums: Sums, chance: int | None) -> dict[str, Any]:
+    """The fields of a difference with these *sums*, of which *chance* may be the spread of steps or runs."""
     causes = {cause: sums[cause] for cause in get_args(Cause) if sums[cause]}
-    return {"a_ns": sums["a_ns"], "b_ns": sums["b_ns"], "causes": causes}
+    return {
+        "a_ns": sums["a_ns"],
+        "b_ns": sums["b_ns"],
+        "causes": causes,
+        "noise_ns": None if chance is None else chance + sums["waits_ns"],
+    }
 
 
 def name_of(side: Sequence[Run]) -> str:
@@ -220,8 +233,6 @@ def name_of(side: Sequence[Run]) -> str:
 def _identity(side: Sequence[Run]) -> ComparedRun:
     """What a comparison says of a side, and which of its runs had to wait for processors."""
     first, several, share = side[0], len(side) > 1, statistics.median(run.starved for run in side)
-    of = f"the steps of {len(side)} runs were timed they were" if several else "its steps were timed it was"
-    waited = f"for {percent(share)} of the time in which {of} ready to run and had to wait for a processor."
     which = "each" if len({run.about for run in side}) == 1 else "the first"
     slow = [f"{run.source} ({percent(run.starved)} of its time)" for run in side if run.starved > _STARVED]
     again = "Repeat such runs where nothing else runs" + (", or leave them out." if len(side) - len(slow) > 1 else ".")
@@ -229,7 +240,7 @@ def _identity(side: Sequence[Run]) -> ComparedRun:
         source=name_of(side),
         runs=len(side),
         about=f"{plain(len(side))} runs, {which} {first.about}" if several else first.about,
-        starved=waited if share > _STARVED else "",
+        starved_share=share if share > _STARVED else 0.0,
         starved_runs=f"{', '.join(slow)} had to wait for a processor. {again}" if several and slow else "",
         starts_share=max(run.starts_share for run in side),
     )
@@ -403,8 +414,9 @@ Verdict = Literal["holds", "does not hold", "is inconclusive"]
 def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
     """Whether the ratio B / A of a figure keeps *condition* whatever value within its noise is the true one, and why.
 
-    That is inconclusive of a figure by the wall clock where a run was starved of processors, and of any time where it
-    holds, but would not for what two starts of one program may differ by, which one run a side does not show.
+    That is inconclusive of a figure by the wall clock where what a run waited for processors may decide it, and of any
+    time where it holds, but would not for what two starts of one program may differ by, which one run a side does not
+    show.
 
     Raises:
         ComparisonError: *condition* is none, or the figure, or its noise, is not known.
@@ -420,19 +432,19 @@ def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
     if name not in figures:
         raise ComparisonError(f"{condition}: {name} cannot be compared: it is none of {', '.join(figures)}")
     figure = figures[name]
-    unknown = ComparisonError(f"{condition}: {name} cannot be compared: {figure.reason}")
-    if figure.ratio is None:
-        raise unknown
-    words, starts = f"{name} B/A is {figure.ratio:.4g}", 0.0
-    if comparison.starved and name in WALL:
-        return "is inconclusive", f"{words}, but {' and '.join(comparison.starved)} had to wait for processors"
-    if figure.ends is None:
-        raise unknown
-    least, greatest = figure.ends
+    if figure.ratio is None or figure.ends is None:
+        raise ComparisonError(f"{condition}: {name} cannot be compared: {figure.reason}")
+    words, starts, (least, greatest) = f"{name} B/A is {figure.ratio:.4g}", 0.0, figure.ends
     if figure.noise_factor != 1:
         words, starts = f"{words}, by noise between {least:.4g} and {greatest:.4g}", comparison.starts_share
-    if not all(sign(one, limit) for one in figure.ends):
+    sides = (comparison.b, comparison.a) if name == WALL[0] else (comparison.a, comparison.b)
+    less, more = (side.starved_share if name in WALL else 0.0 for side in sides)
+    least, most = least * (1 - less), limit * (1 - more)  # of which the greatest may be more by what the side waited
+    keeps = {sign(least, limit), sign(greatest, most)}
+    if (less or more) and (len(keeps) > 1 or name == "data_wait_ratio"):
+        return "is inconclusive", f"{words}, but {' and '.join(comparison.starved)} had to wait for processors"
+    if keeps != {True}:
         return "does not hold", f"{words}: within noise" if sign(figure.ratio, limit) else words
-    if all(sign(one, limit) for one in (least / (1 + starts), greatest * (1 + starts))):
+    if sign(least / (1 + starts), limit) and sign(greatest * (1 + starts), most):
         return "holds", words
     return "is inconclusive", f"{words}, and two starts of one program may differ by {starts:.0%} more"

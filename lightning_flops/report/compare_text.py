@@ -65,9 +65,11 @@ def comparison_headline(comparison: Comparison) -> str:
     which = "The whole trace" if step.name == "whole trace" else f"One {step.name}"
     of_a, of_b = (duration(ns / _NS) for ns in (step.a_ns, step.b_ns))
     words = f"{which} takes {of_b} in B and {of_a} in A: {_signed(step.difference_ns)}{share}"
-    if comparison.starved:
-        waited = f"{' and '.join(comparison.starved)} had to wait for processors"
-        return f"{words}, which decides nothing: {waited}. Run that again where nothing else runs."
+    if comparison.starved and not comparison.is_told:
+        who = " and ".join(comparison.starved)
+        return (
+            f"{words}, which decides nothing: {who} had to wait for processors. Run that again where nothing else runs."
+        )
     if noise is None:
         return f"{words}; what of it is noise is not known."
     by_noise = "more than noise explains" if step.beyond_noise else "within noise"
@@ -108,7 +110,12 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
             _what_to_do(comparison, named),
             _other_counts(comparison, named),
         ),
-        *(f"{letter} was starved: {run.starved}" for letter, run in sides.items() if run.starved),
+        *(
+            f"{letter} was starved: for {percent(run.starved_share)} of the time in which steps were timed it was "
+            "ready to run and had to wait for a processor."
+            for letter, run in sides.items()
+            if run.starved_share
+        ),
         *(f"{letter}: {run.source} ({run.about})" for letter, run in sides.items()),
         alike if of_profiles and not settings else "",
         *([Table([*settings.items()], names, whole=True)] if settings else []),
@@ -149,8 +156,7 @@ def _signed(ns: int) -> str:
 
 def _columns(first: str, *, causes: bool) -> list[Column]:
     """Columns of differences: their names under *first*, the times of both, and their *causes*."""
-    fields = {"A": "a_ns", "B": "b_ns", "B - A": "difference_ns"}
-    fields |= {kind: f"{kind}_ns" for kind in _WORDS} if causes else {}
+    fields = {"A": "a_ns", "B": "b_ns", "B - A": "difference_ns"} | {kind: f"{kind}_ns" for kind in _WORDS if causes}
     return [Column(first, lambda row: short(_name(row)), str), *all_of(fields, unit="ns")]
 
 
@@ -291,8 +297,8 @@ _HOW_TO_READ = {
     "profiles": "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the "
     "time that computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does around "
     "the model. The causes of a line add up to its B - A, and the lines to the whole. A cause is named where the step "
-    "differs by more than noise and no run was starved; FLOPs or bytes that a module has more or fewer of are exact, "
-    "and stand there within noise as well.",
+    "differs by more than noise, which has what a starved run may have waited for processors; FLOPs or bytes that a "
+    "module has more or fewer of are exact, and stand there within noise as well.",
     "traces": "Each moment of a step counts under the first part from the top that ran then. All other tables are sums "
     "of what was launched or began in the step; they may overlap. Steps under torch.profiler are slower: record both "
     "alike.",

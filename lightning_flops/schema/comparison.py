@@ -31,7 +31,9 @@ class TimeDifference:
     a_ns: int  #: Time in a step of A.
     b_ns: int  #: Time in a step of B.
     #: How far the difference may be chance; of a module in one run a side four standard errors over the traced steps.
-    noise_ns: int | None  #: None: not known; of a module also where the step's own difference may be chance.
+    #: Where the slower side was starved, with all that it may have waited for processors there. None: not known; of a
+    #: module also where the step's own difference may be chance.
+    noise_ns: int | None
 
     @property
     def difference_ns(self) -> int:
@@ -121,8 +123,8 @@ class ComparedRun:
     source: str
     runs: int = 1  #: How many runs the times are means of; from two on each side noise is that between runs.
     about: str  #: Its model, device, ranks and steps, in words.
-    #: What was measured if it had too little processor time, so that its times say little; empty if it had enough.
-    starved: str = ""
+    #: For which share of the time it was ready to run and had no processor, if that is over 5%; of several the median.
+    starved_share: float = 0.0
     starved_runs: str = ""  #: Of several, which runs had too little, and what to do; also where the median had enough.
     #: By which share of a step another start of its program may differ, beyond the noise within it: ``STARTS``, or
     #: ``SHARED`` where it computes on a CPU, or its device is not known.
@@ -133,7 +135,7 @@ class ComparedRun:
 class Comparison(codec.Shown):
     """Run B held against run A; immutable."""
 
-    VERSION = 7
+    VERSION = 8
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     kind: Literal["profiles", "traces", "throughput"]  #: What of the runs is compared.
     a: ComparedRun  #: The run that is compared with.
@@ -159,18 +161,16 @@ class Comparison(codec.Shown):
     @property
     def starved(self) -> tuple[str, ...]:
         """The sides that were starved of processors, ``A`` and ``B``."""
-        return tuple(name for name, side in (("A", self.a), ("B", self.b)) if side.starved)
+        return tuple(name for name, side in (("A", self.a), ("B", self.b)) if side.starved_share)
 
     @property
     def is_told(self) -> bool:
         """Whether the step differs so that there is something to explain.
 
-        Its difference is beyond noise, of one run a side by what two starts of a program may differ by, and neither
-        side was starved of processors.
+        Its difference is beyond noise, of one run a side by what two starts of a program may differ by.
         """
         return (
             self.step.noise_ns is not None
-            and not self.starved
             and abs(self.step.difference_ns) > self.step.noise_ns + self.starts_share * self.step.a_ns
         )
 

@@ -236,6 +236,39 @@ def test_of_several_runs_a_side_noise_is_that_between_the_runs() -> None:
         compare_profiles([run(), run_with(TAIL)], run())
 
 
+def test_a_starved_share_explains_no_more_than_its_part_of_the_slower_run() -> None:
+    steady = (0.0,) * 8
+
+    def waited(ms: float, act: float = 0.5, **window: Any) -> Profile:
+        quarter = compared.processor(8, lost=0.25)
+        given = {"mean_ms": {"forward": ms}, "forward_ms": {"act": act}, "straying": steady, "processor": quarter}
+        return run(**{**given, **window})
+
+    # 22 ms in A. Of 30 ms a quarter, 7.5, may be waits, and 5% of 22, 1.1, another start: 8 ms more. Of 31, 9 ms more.
+    undecided, slower = (compare_profiles(run(straying=steady), waited(ms, act=ms - 4.5)) for ms in (13, 14))
+    assert [one.step.noise_ns for one in (undecided, slower)] == [7.5 * MS, 7.75 * MS]
+    assert "which decides nothing: B had to wait for processors" in " ".join(str(undecided).split())
+    assert "more than noise explains (99%: +1.25 ms to +16.8 ms" in " ".join(str(slower).split())
+    assert "Most of it: act +9 ms (worse efficiency).\n" in str(slower)
+    # All of the waits may be in act, which is beyond them. Of 34 ms they are 8.5, and all of 5 ms may be such waits.
+    noise = named(slower.modules)["act"].noise_ns
+    assert noise == pytest.approx(7.75 * MS + 4 * math.hypot(0.01 * 1.5, 0.01 * 10.5) * MS, abs=1)
+    both = compare_profiles(run(straying=steady), waited(0, mean_ms={"data_wait": 5, "forward": 14})).parts
+    assert {one.name: one.noise_ns for one in both if one.difference_ns} == {"data wait": 5 * MS, "forward": 8.5 * MS}
+    # Waits of the faster run explain nothing: without them it was faster still.
+    faster, other = waited(5), run(mean_ms={"forward": 8}, straying=steady)
+    assert compare_profiles(faster, other).is_told and compare_profiles(other, faster).is_told
+    assert not compare_profiles(run(mean_ms={"forward": 2}, straying=steady), faster).is_told
+    # Of two runs a side, the ratio is between 31 / 22, 1.409, and 3 / 4 of that, as B may have waited and A has not.
+    several = compare_profiles([run(straying=steady)] * 2, [waited(14)] * 2)
+    verdicts = {"> 1.05": "holds", "> 1.06": "is inconclusive", "> 1.4": "is inconclusive", "> 1.41": "does not hold"}
+    assert {limit: judge(several, f"global_step_sec {limit}")[0] for limit in verdicts} == verdicts
+    rates = {"< 0.95": "holds", "< 0.9": "is inconclusive", "< 0.7": "does not hold"}
+    assert {limit: judge(several, f"samples_per_sec {limit}")[0] for limit in rates} == rates
+    # How much of such waits is in the wait for data is not known.
+    assert judge(several, "data_wait_ratio > 1000")[0] == "is inconclusive"
+
+
 def test_a_starved_run_among_several_is_named_with_what_to_do() -> None:
     def with_losses(*lost: float) -> list[Profile]:
         return [run(processor=compared.processor(8, lost=share)) for share in lost]
@@ -244,7 +277,7 @@ def test_a_starved_run_among_several_is_named_with_what_to_do() -> None:
     comparison = against_many(with_losses(0, 0, 0), with_losses(0, 0.5, 0.01))
     words = "b1 (50.0% of its time) had to wait for a processor. Repeat such runs where nothing else runs, "
     words += "or leave them out."
-    assert (comparison.starved, comparison.b.starved, comparison.b.starved_runs) == ((), "", words)
+    assert (comparison.starved, comparison.b.starved_share, comparison.b.starved_runs) == ((), 0, words)
     assert comparison.a.starved_runs == ""
     lines = str(comparison).splitlines()
     assert "by 3 and 3 runs" in " ".join(lines[1:3]) and f"Starved in B: {words}" in " ".join(lines[2:5])
@@ -384,7 +417,7 @@ def test_processor_time_of_a_step_is_a_figure_that_load_hardly_moves() -> None:
     assert found.a == pytest.approx(0.02) and (found.ratio, found.noise_factor) == (1.0, 1.0)
     unknown = named(compare_profiles(run(processor=None), run()).figures)["cpu_time_sec"]
     assert (unknown.ratio, unknown.reason) == (None, "not known in A")
-    assert "\nB was starved: for 50.0% of the time in which its steps were timed it was ready" in str(comparison)
+    assert "\nB was starved: for 50.0% of the time in which steps were timed it was ready to run" in str(comparison)
     conditions = ("global_step_sec > 0.5", "cpu_time_sec > 1.02", "hardware_flops >= 1")
     assert [judge(comparison, one)[0] for one in conditions] == ["is inconclusive", "does not hold", "holds"]
 
