@@ -339,13 +339,15 @@ def _phases(
 
     *tokens* are those of a step's batches.
     """
-    spent_sec = ((name, spent / len(timed)) for step in timed for name, spent in step.phase_sec.items())
-    seconds = defaultdict(float, summed(spent_sec, 0.0))
-    ran = {TRAINING, *window.phases, *seconds} - {REST}
+    ran = {TRAINING, *window.phases} - {REST}
     if ran == {TRAINING}:
         return {}
+    spent_sec = (
+        (name if name in ran else REST, spent / len(timed)) for step in timed for name, spent in step.phase_sec.items()
+    )
+    seconds = defaultdict(float, summed(spent_sec, 0.0))
     steps = max(1, len(window.counted_steps))
-    in_order = dict.fromkeys((ROLLOUT, SCORING, TRAINING, *window.phases, *seconds))
+    in_order = dict.fromkeys((ROLLOUT, SCORING, TRAINING, *window.phases))
     of_model = {
         name: [(dtype, spent) for (bucket, dtype), spent in of.items() if bucket in _OF_MODEL]
         for name, of in window.phases.items()

@@ -264,6 +264,27 @@ def test_an_evaluation_is_no_scoring(now: FakeNow) -> None:
     assert profiled(now, step).phases == {}
 
 
+def test_a_loop_that_evaluates_after_every_step_has_no_phases_and_steps_that_are_timed_as_a_whole(now: FakeNow) -> None:
+    policy = Policy(now, 0.5)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    loader: Any = torch.utils.data.DataLoader(torch.ones(24 * ROWS, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
+    held_out = torch.ones(2 * ROWS, WIDTH)
+    with profile_training(policy, optimizer, profile_step=2, timing_steps=16, trace=False, lines=False) as profiler:
+        for rows in loader:
+            policy(rows).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            policy.eval()
+            with torch.no_grad():
+                policy(held_out)
+            policy.train()
+    profile = profile_of(profiler)
+    assert profile.phases == {} and profile.flops.model == 2 * FORWARD
+    assert profile.timing is not None
+    assert (profile.timing.timed_steps, profile.timing.whole_steps) == (8, 8)
+    assert profile.timing.global_step_sec == 0.5 and profile.timing.excluded_sec == {"validation": 16 * 0.5}
+
+
 def test_tokens_of_a_generate_that_calls_another_are_counted_once_and_none_of_an_evaluation(now: FakeNow) -> None:
     class Wrapper(Policy):
         def generate(self, rows: Tensor) -> Tensor:

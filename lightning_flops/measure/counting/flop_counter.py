@@ -53,7 +53,16 @@ from lightning_flops.measure.torch_private.optional import (
     is_compiled_in_place,
     is_replica,
 )
-from lightning_flops.records import OUTSIDE, BucketFlops, FlopPhase, FlopRecord, PhaseFlops, TimePhase, phase_of
+from lightning_flops.records import (
+    OUTSIDE,
+    SCORING,
+    BucketFlops,
+    FlopPhase,
+    FlopRecord,
+    PhaseFlops,
+    TimePhase,
+    phase_of,
+)
 from lightning_flops.signals import Undo
 
 CausalAttention = Literal["full", "half"]
@@ -413,7 +422,8 @@ class PartCounter(Parts):
         self.counter.settle()
         self._look()
         self.flops = self.counter.record()
-        self.phases = {name: dict(spent) for name, spent in self._spent.items()}
+        # An evaluation between steps is scoring until its adapter has heard what it is, before it computes anything.
+        self.phases = {name: dict(spent) for name, spent in self._spent.items() if spent or name != SCORING}
         new, self._before_step = self._seen - self._before_step, self._seen
         flops = {key: number for key, number in new.items() if key[0] != "outside"}
         return CountedStep(
