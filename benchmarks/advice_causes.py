@@ -117,6 +117,15 @@ def metric_forward(model: nn.Module, batch: Tensor) -> Tensor:
     return loss  # type: ignore[no-any-return]
 
 
+def metric_without_gradients(model: nn.Module, batch: Tensor) -> Tensor:
+    """Forwards without gradients for two metrics."""
+    loss = model(batch).square().mean()
+    with torch.no_grad():
+        model(batch).argmax(-1)
+        model(batch).argmin(-1)
+    return loss  # type: ignore[no-any-return]
+
+
 def one_by_one(model: nn.Module, batch: Tensor) -> Tensor:
     """The model called for each sample."""
     return torch.stack([model(row) for row in batch]).square().mean()
@@ -273,6 +282,9 @@ CAUSES: dict[str, Planted] = {
     **{cause.__name__: around(cause, "before") for cause in (copy_batch, augment_in_loop)},
     "loss_by_sample": around(loss_by_sample, "loss", where="hits_by_sample"),
     "metric_forward": around(metric_forward, "loss", rule="unused_forward", where="the root"),
+    "metric_without_gradients": around(
+        metric_without_gradients, "loss", rule="metric_forward", where="called without gradients"
+    ),
     "one_by_one": around(one_by_one, "loss", rule="calls", where="64 times"),
     "time_steps": inside(TimeSteps, "calls", "proj", 16, 200, 64),
     "float64_layer": inside(Doubles, "float64", "wide", 64, 256),

@@ -34,7 +34,7 @@ most so much of a typical step. Two pieces of advice may name the same time; the
 than {FEW_STEPS} timed steps there is no advice. The limits are the setting `advice_thresholds`
 ([settings.md](settings.md)).
 
-Two rules say *at least* instead, as their remedy puts nothing in the place of what it takes away: what is left of the
+Three rules say *at least* instead, as their remedy puts nothing in the place of what it takes away: what is left of the
 step runs as before, or faster. After a sleep, a write to a disk or a walk through Python the processor's caches are
 cold: small models ran up to twice as fast once that was gone. Of lines that holds for a callback's: a step may need
 what a line of your own loop makes, and another way of making it takes some time, so there the advice says *about*. It

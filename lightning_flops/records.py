@@ -123,6 +123,7 @@ class FlopRecord:
     uncounted: Mapping[str, UncountedOperator] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what the counter could not do, in sentences for the report
     unused_calls: Mapping[str, int] = field(default_factory=dict)  # with gradients, of whose graph no backward ran
+    asked: tuple[str, ...] = ()  # models that the loop called without gradients; OUTSIDE: one that is not of the root
 
     def by_bucket(self) -> Counter[tuple[str, str]]:
         """FLOPs by bucket and dtype; what is zero is left out."""

@@ -17,7 +17,7 @@ from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.lines import Cause, between, causes
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import timed_steps
-from lightning_flops.records import ROLLOUT, ModuleRecord, OperatorCell, RunContext, RunFacts, WindowRecord
+from lightning_flops.records import ROLLOUT, SCORING, ModuleRecord, OperatorCell, RunContext, RunFacts, WindowRecord
 from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Budget, LineProfile, LinesProfile, ModuleTimes, PhaseProfile, TimingProfile
@@ -138,8 +138,11 @@ def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: floa
     if timing is not None:
         step_sec = timing.global_step.typical_sec
         parts = {part.name: ratio(part=part.typical_sec, whole=step_sec) or 0.0 for part in timing.parts}
-        compute_sec = timing.seconds_of("forward", "backward", typical=True)
-        times |= {"step_sec": step_sec, "parts": parts, "compute_share": ratio(part=compute_sec, whole=step_sec)}
+        times |= {
+            "step_sec": step_sec,
+            "parts": parts,
+            "compute_share": ratio(part=timing.seconds_of("forward", "backward", typical=True), whole=step_sec),
+        }
         shares |= {"optimizer": parts.get("optimizer"), "heat_limited": timing.heat_limited_share}
     on_several = context.device_type == "cuda" and context.world_size > 1 and facts.nccl is not False
     return Evidence(
@@ -168,7 +171,13 @@ def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Ev
     reads = sum(one.calls for one in cells if one.operator == "aten._local_scalar_dense")
     first = next(iter(window.counted_steps), None)
     steps = max(1, len(window.counted_steps))
+    trained = {above for cell in cells if cell.phase == "backward" for above in with_those_above(cell.module)}
+    is_trained = {name in trained for name in window.flops.asked} == {True}
     shares = {
+        # Beside a rollout the model that trains is asked as the old policy, or as its own reference.
+        "metric_forward": profile.phases[SCORING].ratio
+        if is_trained and SCORING in profile.phases and ROLLOUT not in profile.phases
+        else None,
         "float32": of_dtype.get("float32", 0.0) if evidence.on_gpu else None,
         "tf32": of_dtype.get("tf32") if evidence.on_gpu else None,
         "float64": _product(of_dtype.get("float64"), evidence.compute_share),
@@ -261,8 +270,11 @@ def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, Mo
         forward, backward = (math.fsum(of for part, of in parts if word in part) for word in ("forward", "backward"))
         of_both = loop_share * (1.0 + (ratio(part=backward, whole=forward) or 0.0))
         left, loop_share = loop_share + backward + evidence.between_share - of_both, of_both
-    shares = {**evidence.shares, **shares, "line_in_module": loop_share, "behind_the_loop": left}
-    return replace(evidence, shares=shares, modules={**evidence.modules, **modules})
+    return replace(
+        evidence,
+        shares={**evidence.shares, **shares, "line_in_module": loop_share, "behind_the_loop": left},
+        modules={**evidence.modules, **modules},
+    )
 
 
 def _about(
@@ -411,9 +423,10 @@ def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
         else ratio(part=pageable_us, whole=mean.wall_us * len(trace.step_times.steps)),
     }
     kernel_share = ratio(part=mean.kernel_us, whole=mean.wall_us)
-    shares = {**evidence.shares, **found}
     return replace(
-        evidence, shares=shares, kernel_share=evidence.kernel_share if kernel_share is None else kernel_share
+        evidence,
+        shares={**evidence.shares, **found},
+        kernel_share=evidence.kernel_share if kernel_share is None else kernel_share,
     )
 
 

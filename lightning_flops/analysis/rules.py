@@ -14,7 +14,7 @@ from lightning_flops.analysis.waits import WAITS, saved_of_wait, share_of_wait, 
 from lightning_flops.records import ROLLOUT, SCORING, TRAINING
 from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.step import Advice
-from lightning_flops.units import percent, plain, si
+from lightning_flops.units import duration, percent, plain, si
 
 _PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profiler's pattern matcher", "this project"
 NAMED = 3
@@ -59,8 +59,11 @@ class Rule:
         measured = evidence.shares.get(self.name) if self.measured is None else self.measured(evidence)
         if measured is None or measured <= (-math.inf if limit is None else limit):
             return None
-        words = {"measured": percent(measured), "modules": _some(evidence.modules.get(self.name, ()))}
-        words |= self.words(evidence)
+        words = {
+            "measured": percent(measured),
+            "modules": _some(evidence.modules.get(self.name, ())),
+            **self.words(evidence),
+        }
         saves = self.saves(evidence, measured) if self.saves else None
         rows = [one.rows[0] for one in evidence.causes.get(self.name, ())[:1]]
         is_least = self.removes and evidence.runs_alone and not any(row.is_long for row in rows)
@@ -183,6 +186,18 @@ RULES: tuple[Rule, ...] = (
         remedy="Take metrics from the output of the forward that is trained on; run what needs another in "
         "torch.no_grad(), and not in every step.",
         unless="where their gradients are taken in a later step",
+        removes=True,
+    ),
+    Rule(
+        name="metric_forward",
+        words=lambda one: {
+            "flops": si(one.phases[SCORING].flops, "FLOPs"),
+            "seconds": duration(one.phases[SCORING].seconds),
+        },
+        fact="The model that trains is called without gradients as well: {flops} and {seconds} a step, {measured} of "
+        "it.",
+        remedy="Take metrics from the output of the forward that is trained on, or do this every so many steps.",
+        unless="where steps train on its answers, as on labels or a reference's",
         removes=True,
     ),
     Rule(

@@ -44,6 +44,7 @@ ADVICE_THRESHOLDS: Final[Mapping[str, float]] = {
     "line_in_module": 0.25,  # many short operations of one function inside a module above this share
     "calls": 0.10,  # a module that a batch calls many times above this share
     "unused_forward": 0.05,  # forwards whose output no backward used above this share
+    "metric_forward": 0.05,  # forwards without gradients of the model that trains above this share
     "attention": 0.10,  # attention that is written out above this share
     "rollout": 0.20,  # generation at less than half of the training's FLOP/s above this share
     "scoring": 0.05,  # a model that is only asked, in float32 where bfloat16 is faster, above this share

@@ -66,9 +66,9 @@ def comparison_headline(comparison: Comparison) -> str:
     of_a, of_b = (duration(ns / _NS) for ns in (step.a_ns, step.b_ns))
     words = f"{which} takes {of_b} in B and {of_a} in A: {_signed(step.difference_ns)}{share}"
     if comparison.starved and not comparison.is_told:
-        who = " and ".join(comparison.starved)
         return (
-            f"{words}, which decides nothing: {who} had to wait for processors. Run that again where nothing else runs."
+            f"{words}, which decides nothing: {' and '.join(comparison.starved)} had to wait for processors. Run that "
+            "again where nothing else runs."
         )
     if noise is None:
         return f"{words}; what of it is noise is not known."

@@ -93,6 +93,7 @@ def phases(name: str, share: float, *, flops: int = 10**9, **more: Any) -> dict[
 LIMITS: list[tuple[str, float, Callable[[float], dict[str, Any]]]] = [
     ("rollout", 0.20, lambda share: {"phases": phases("rollout", share)}),
     ("scoring", 0.05, lambda share: {"phases": phases("scoring", share), "peaks": {"float32": 1e12, "bfloat16": 4e12}}),
+    ("metric_forward", 0.05, lambda share: {"shares": {"metric_forward": share}, "phases": phases("scoring", share)}),
     ("padding", 0.20, lambda share: {"facts": RunFacts(padding_ratio=share)}),
     ("exposed_communication", 0.10, lambda share: {"shares": {"exposed_communication": share}}),
     ("waiting", 0.10, lambda share: {"shares": {"waiting": share}}),
@@ -1008,6 +1009,26 @@ def test_forwards_are_unused_where_others_of_the_module_were_used() -> None:
     )
     assert evidence.modules["unused_forward"] == [""]
     assert evidence.shares["unused_forward"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "others", "is_named"),
+    [
+        (("",), {}, True),
+        (("net",), {}, True),
+        (("teacher",), {}, False),  # which does not train
+        (("", "(outside)"), {}, False),  # a model that was not given, too
+        ((), {}, False),  # a phase that the loop named by hand
+        (("",), phases("rollout", 0.1), False),  # an old policy
+    ],
+)
+def test_a_forward_without_gradients_is_a_metrics_where_all_models_that_were_called_so_train(
+    asked: tuple[str, ...], others: dict[str, PhaseProfile], is_named: bool
+) -> None:
+    cells = (cell("net", "forward", 100), cell("net", "backward", 100), cell("teacher", "forward", 100))
+    flops = replace(windows.mlp_window().flops, cells=cells, asked=asked)
+    evidence = gathered(flops=flops, of_phases={**others, **phases("scoring", 0.2)})
+    assert evidence.shares["metric_forward"] == (0.2 if is_named else None)
 
 
 def test_float64_takes_the_time_of_its_modules_or_by_flops_where_none_was_traced() -> None:

@@ -70,7 +70,8 @@ def profiled(now: FakeNow, step: Step, kind: type[Policy] = Policy, **given: Any
     policy, reference = kind(now, 0.5), Policy(now, 3.0)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
     settings: dict[str, Any] = {"profile_step": 2, "timing_steps": 2, "trace": False, "lines": False, **given}
-    loader: Any = torch.utils.data.DataLoader(torch.ones(6 * ROWS, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
+    batches = 6 + settings["timing_steps"]
+    loader: Any = torch.utils.data.DataLoader(torch.ones(batches * ROWS, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
     with profile_training(policy, optimizer, peak_flops_per_sec={"float32": PEAK}, **settings) as profiler:
         for rows in loader:
             step(policy, reference, rows, profiler, now)
@@ -253,6 +254,22 @@ def test_a_step_that_only_trains_shows_nothing_of_phases(now: FakeNow) -> None:
     assert profile.phases == {}
     assert "Phases" not in str(profile)
     assert not any("ratio" in tag for tag in profile_scalars(profile) if tag.startswith("flops_monitor"))
+
+
+def test_a_model_that_trains_and_is_called_for_a_metric_in_every_step_is_named(now: FakeNow) -> None:
+    def advised(*asked: str) -> dict[str, tuple[str, float | None]]:
+        def step(policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow) -> None:
+            with torch.no_grad():
+                for name in asked:
+                    {"policy": policy, "reference": reference}[name](rows)
+
+        profile = profiled(now, step, timing_steps=8)
+        return {one.rule: (one.fact, one.saves) for one in profile.advice}
+
+    # A forward takes 0.5 s, the one that trains and the one without gradients; reference takes 3 s.
+    fact = "The model that trains is called without gradients as well: 96 FLOPs and 500 ms a step, 50.0% of it."
+    assert advised("policy") == {"metric_forward": (fact, 0.5)}
+    assert advised("reference") == advised("policy", "reference") == {}
 
 
 def test_an_evaluation_is_no_scoring(now: FakeNow) -> None:

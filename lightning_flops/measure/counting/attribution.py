@@ -323,6 +323,7 @@ class Totals:
         self.estimates: dict[str, str] = {}  # operators whose FLOPs are estimates, and where those come from
         #: By the name of a called module: its class, and its matrices, where nothing that is seen reads them.
         self.unread: dict[str, tuple[str, list[Any]]] = {}
+        self.asked = set[str]()  # as in ``FlopRecord``
         self._notes: dict[str, None] = {}
         self._failures: set[str] = set()
         self._cells: _Costs = {}  # by module, phase, operator and dtype
@@ -441,6 +442,7 @@ class Totals:
                     for (module, phase, operator, dtype), cost in sorted(self._cells.items())
                 ),
                 module_calls=dict(sorted(self.calls.items())),
+                asked=tuple(sorted(self.asked)),
                 uncounted={
                     operator: UncountedOperator(calls=calls, modules=tuple(sorted(modules)), may_have_flops=may)
                     for operator, (calls, modules, may) in sorted(self._uncounted.items())

@@ -258,9 +258,10 @@ class FlopCounter:
         is_seen = self._mode.is_on() and not state.paused and state.task() == NO_GRAPH_TASK
         # The innermost module, also where a part of the step begins inside it: a checkpoint's forward is the model's.
         around = next((one.owner for one in reversed(state.stack) if isinstance(one.owner, nn.Module)), None)
-        if is_seen and self._looks is not None and not torch.is_grad_enabled() and _is_loop(around):
-            self._looks(module)
         name = self._names.name_for(module, caller.place.module)
+        if is_seen and self._looks is not None and not torch.is_grad_enabled() and _is_loop(around):
+            self._totals.asked.add(OUTSIDE if name is None else name)
+            self._looks(module)
         if name is None:  # a loss function, or another model
             is_trained = is_seen and caller.owner is None and torch.is_grad_enabled()
             if is_trained or caller.place.phase == "optimizer":  # the other model, too; or a closure is running
