@@ -410,6 +410,7 @@ class ProcessorLoss:
     seconds: float  # wall time, from the first timed step to the end of the last
     batches_sec: tuple[float, ...]  # processor time of this process, all threads together, in each batch
     waited_share: float | None  # of the time that a thread was ready and had no processor: the one that waited most
+    waits_share: float | None = None  # of the time, what all threads waited so, together; at most 1
     idle_cores: float | None = None  # cores of this machine that had nothing to do, on average
     busy_share: float | None = None  # of the processor time that this machine has, what anything used
     heat_share: float | None = None  # of the time, how long heat held the GPU's clock down, by the driver's counter

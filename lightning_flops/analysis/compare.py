@@ -156,7 +156,7 @@ def _of_profile(profile: Profile, source: str) -> _Profiled:
         },
         set_up=set_up_of(profile),
         starts_share=SHARED if context.device_type == "cpu" else STARTS,
-        starved=timing.starved_share or 0.0,
+        starved=timing.waits_share or 0.0,
         lower_bound=profile.lower_bound,
         notes=[*(note for note, holds in limits.items() if holds), *profile.notes],
         inside={(part.name,): part for part in traced_parts if part.name in _COMPUTING},

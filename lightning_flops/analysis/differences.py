@@ -21,8 +21,9 @@ neighbours, at least five of them, whose means are nearly independent (A. Law an
 Analysis"). It is the noise *within* the two runs: what changes from one start of a program to the next, no run can see
 of itself. Of several runs a side, chance is Student's t over the means of whole runs, which have that as well.
 
-A run that waited for processors for a share *s* of its time *t* takes between ``t (1 - s)`` and *t* where it need not
-wait. So the noise of a difference has what the slower run may have waited there, which is at most ``s t`` of the step.
+A run whose threads together waited for processors for a share *s* of its time *t* takes between ``t (1 - s)`` and *t*
+where none need wait: whatever waits for a thread waits no longer than that one does. So the noise of a difference has
+what the slower run may have waited there, which is at most ``s t`` of the step.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Run:
     figures: Mapping[str, Figure]
     set_up: Mapping[str, str] = field(default_factory=dict)  #: How it is set up, its ``peaks`` among this, in words.
     starts_share: float = STARTS  #: By what another start of its program may differ.
-    starved: float = 0.0  #: Share of its steps in which it was ready to run and had no processor.
+    starved: float = 0.0  #: Which share of its steps its threads were ready to run and had no processor, together.
     lower_bound: bool = False  #: Whether some of its FLOPs could not be counted.
     notes: Sequence[str] = ()  #: What limits a comparison with it, in sentences.
     inside: Mapping[Part, Any] = field(default_factory=dict)  #: Parts of which is known what filled them.

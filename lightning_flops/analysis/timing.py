@@ -109,6 +109,7 @@ def build_timing(
         longer=longer,
         processor_steps_sec=_by_step([spent / longer for spent in measured.batches_sec], steps),
         starved_share=measured.waited_share,
+        waits_share=measured.waits_share,
         cpu_system_ratio=measured.busy_share,
         heat_limited_share=measured.heat_share,
     )

@@ -111,8 +111,8 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
             _other_counts(comparison, named),
         ),
         *(
-            f"{letter} was starved: for {percent(run.starved_share)} of the time in which steps were timed it was "
-            "ready to run and had to wait for a processor."
+            f"{letter} was starved: its threads together had to wait for a processor for {percent(run.starved_share)} "
+            "of the time in which steps were timed."
             for letter, run in sides.items()
             if run.starved_share
         ),

@@ -123,7 +123,8 @@ class ComparedRun:
     source: str
     runs: int = 1  #: How many runs the times are means of; from two on each side noise is that between runs.
     about: str  #: Its model, device, ranks and steps, in words.
-    #: For which share of the time it was ready to run and had no processor, if that is over 5%; of several the median.
+    #: How long its threads together were ready to run and had no processor, as a share of the time, at most 1, if that
+    #: is over 5%; of several runs the median.
     starved_share: float = 0.0
     starved_runs: str = ""  #: Of several, which runs had too little, and what to do; also where the median had enough.
     #: By which share of a step another start of its program may differ, beyond the noise within it: ``STARTS``, or

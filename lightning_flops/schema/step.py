@@ -233,6 +233,8 @@ class TimingProfile:
     processor_steps_sec: tuple[float, ...] = ()
     #: Share of these steps in which a thread was ready and had no processor; None if the system does not count it.
     starved_share: float | None = None
+    #: What all threads waited so, together, as a share of the time, at most 1: others may wait for each of them.
+    waits_share: float | None = None
     #: Share of the machine's processor time that anything on it used during these steps; None if not known.
     cpu_system_ratio: float | None = None
     #: Share of these steps in which heat held the GPU's clock down; None without NVML (the extra ``nvidia``).

@@ -117,11 +117,17 @@ def on_device(
 
 
 def processor(steps: int, *, lost: float = 0.0) -> ProcessorLoss:
-    """So many steps of 20 ms of processor time each, which had to wait for a processor for this share of the time.
+    """So many steps of 20 ms of processor time each, whose threads waited for a processor for this share of the time.
 
-    Of 22 ms that is 45% of two cores, and nothing else runs.
+    That is more than each of two waited. Of 22 ms that is 45% of two cores, and nothing else runs.
     """
-    return ProcessorLoss(seconds=0.022 * steps, batches_sec=(0.02,) * steps, waited_share=lost, busy_share=0.45)
+    return ProcessorLoss(
+        seconds=0.022 * steps,
+        batches_sec=(0.02,) * steps,
+        waited_share=lost / 2,
+        waits_share=lost,
+        busy_share=0.45,
+    )
 
 
 def run(

@@ -121,6 +121,7 @@ def _lost(
         seconds=seconds,
         batches_sec=tuple(batches_sec),
         waited_share=min(1.0, max(waits) / seconds) if waits and seconds > 0 else None,
+        waits_share=min(1.0, sum(waits) / seconds) if waits and seconds > 0 else None,
         idle_cores=(os.cpu_count() or 1) * idle / max(1, busy + idle) if known else None,
         busy_share=busy / max(1, busy + idle) if known else None,
         heat_share=heat_share,

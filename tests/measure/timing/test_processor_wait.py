@@ -25,6 +25,7 @@ def test_what_two_timed_batches_had_and_waited_for() -> None:
     loss = watch.loss()
     assert loss is not None and (loss.seconds, loss.batches_sec) == (2.0, (0.5, 0.25))
     assert (loss.waited_share, loss.busy_share, loss.heat_share) == (0.25, 0.75, 0.25)
+    assert loss.waits_share == 0.375
     assert loss.idle_cores == (os.cpu_count() or 1) / 4
 
 
