@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,16 +67,10 @@ class PhaseAmounts:
     def __add__(self, other: Self) -> Self:
         return type(self)(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
 
-    def __sub__(self, other: Self) -> Self:
-        return type(self)(**{one.name: getattr(self, one.name) - getattr(other, one.name) for one in fields(self)})
-
     @classmethod
     def summed(cls, amounts: Iterable[tuple[str, int]]) -> Self:
         """All *amounts*, each in its phase."""
-        sums = dict.fromkeys(get_args(FlopPhase), 0)
-        for phase, amount in amounts:
-            sums[phase] += amount
-        return cls(**sums)
+        return cls(**summed(amounts, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +81,18 @@ class PhaseFlops(PhaseAmounts):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseBytes(PhaseAmounts):
     """Bytes by phase: the inputs and outputs of every operator that ran, views left out."""
+
+
+Key = TypeVar("Key", bound=Hashable)
+Amount = TypeVar("Amount", int, float, PhaseFlops, PhaseBytes)
+
+
+def summed(amounts: Iterable[tuple[Key, Amount]], nothing: Amount) -> dict[Key, Amount]:
+    """The *amounts* of each key added up, beginning with *nothing*."""
+    sums: dict[Key, Amount] = {}
+    for key, amount in amounts:
+        sums[key] = sums.get(key, nothing) + amount
+    return sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +133,8 @@ class FlopRecord:
 
     def by_bucket(self) -> Counter[tuple[str, str]]:
         """FLOPs by bucket and dtype; what is zero is left out."""
-        sums: Counter[tuple[str, str]] = Counter()
-        for cell in self.cells:
-            sums[cell.phase, cell.dtype] += cell.flops
-        return +sums
+        buckets: Iterable[tuple[tuple[str, str], int]] = (((one.phase, one.dtype), one.flops) for one in self.cells)
+        return +Counter(summed(buckets, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     def get_plugin_apps(self) -> dict[str, _App]:
         """What is served, by address below the plugin's own."""
         served: dict[str, Callable[[wrappers.Request], wrappers.Response]] = {
-            f"/{name}": functools.partial(_bundled, name, kind) for name, kind in _FRONTEND.items()
+            f"/{name}": functools.partial(_answer, bundled(name), kind) for name, kind in _FRONTEND.items()
         }
         served |= {"/runs": self._runs, "/profile": self._profile}
         return {path: wrappers.Request.application(answer) for path, answer in served.items()}
@@ -80,7 +80,7 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
                     shown.windows.append(figures)
         for shown in found.values():
             shown.windows.sort(key=lambda window: window.profile_step)
-        return _answer(request, document([found[name] for name in sorted(found)]), "application/json")
+        return _answer(document([found[name] for name in sorted(found)]), "application/json", request)
 
     def _profile(self, request: wrappers.Request) -> wrappers.Response:
         """The view of one window. Whatever is wrong with its profile, the others can still be chosen."""
@@ -97,21 +97,17 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             found = {}
         series = found.get(run, {}).get(tag, [])
         if not series:
-            return _answer(request, "There is no such window any more.", "text/plain", code=404)
+            return _answer("There is no such window any more.", "text/plain", request, code=404)
         try:
             profile = Profile.from_json(gzip.decompress(series[-1].numpy.item()).decode("utf-8"))
             view = codec.dump(profile_view(profile), indented=False)
         except Exception as error:  # the file may hold anything
             words = str(error) if isinstance(error, (ProfileFormatError, ValueError)) else f"{error!r}"
-            return _answer(request, f"{run}, {tag}: {printable(words)}", "text/plain", code=422)
-        return _answer(request, view, "application/json")
+            return _answer(f"{run}, {tag}: {printable(words)}", "text/plain", request, code=422)
+        return _answer(view, "application/json", request)
 
 
-def _bundled(name: str, kind: str, request: wrappers.Request) -> wrappers.Response:
-    return _answer(request, bundled(name), kind)
-
-
-def _answer(request: wrappers.Request, content: str, kind: str, code: int = 200) -> wrappers.Response:
+def _answer(content: str, kind: str, request: wrappers.Request, code: int = 200) -> wrappers.Response:
     """*content* with the headers that TensorBoard gives its own answers, among them its policy."""
     answer: wrappers.Response = http_util.Respond(request, content, kind, code=code)
     return answer

@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from lightning_flops.analysis.counts import parent_name, rows_of_both, summed
+from lightning_flops.analysis.counts import parent_name, rows_of_both
 from lightning_flops.analysis.differences import (
     WALL,
     Figure,
@@ -35,11 +35,11 @@ from lightning_flops.analysis.differences import (
     set_up_of,
     times,
 )
-from lightning_flops.analysis.rates import NO_FLOPS, flops_per_byte, ratio, why_no_flops, why_no_mfu
+from lightning_flops.analysis.rates import flops_per_byte, ratio, why_no_flops, why_no_mfu
 from lightning_flops.analysis.timing import apportioned, whole_ns
 from lightning_flops.analysis.trace_report import AnalyzedTrace, refuse_mixed_ranks
 from lightning_flops.errors import ComparisonError
-from lightning_flops.records import OUTSIDE, PhaseBytes, TimePhase
+from lightning_flops.records import OUTSIDE, PhaseBytes, TimePhase, summed
 from lightning_flops.schema.comparison import (
     SHARED,
     STARTS,
@@ -175,16 +175,16 @@ class _Profiled(Run):
         """FLOPs and bytes of one step by phase and module, without those below it."""
         modules, per_step, nothing = self.profile.modules, self.profile.per_step, PhaseBytes()
         below = summed(((parent_name(one.name), one.total_bytes) for one in modules if one.name), nothing)
-        found: dict[str, dict[str, Work]] = {}
-        for phase in ("forward", "backward"):
-            found[phase] = {
+        return {
+            phase: {
                 one.name: Work(
                     per_step(_amount(one.own, phase)),
                     per_step(_amount(one.total_bytes, phase) - _amount(below.get(one.name, nothing), phase)),
                 )
                 for one in modules
             }
-        return found
+            for phase in ("forward", "backward")
+        }
 
     @cached_property
     def errors(self) -> dict[str | None, float]:
@@ -338,7 +338,7 @@ def _of_traces(analyzed: Sequence[AnalyzedTrace], source: str, parts: Mapping[st
         figures=_figures_of_traces(reports),
         set_up={"peaks": peaks_text(dict(peak for one in flops for peak in one.peaks.items()))},
         lower_bound=any(one.uncounted for one in flops),
-        notes=[note for one in reports for note in one.notes if not note.startswith(NO_FLOPS)],
+        notes=[note for one in reports for note in one.notes],
     )
 
 
@@ -367,7 +367,8 @@ def _figures_of_traces(reports: Sequence[TraceReport]) -> dict[str, Figure]:
     """Step time and rates with the times that their noise is of, counts of one step, and how busy the devices are."""
     wall, waits, flops = _ns(reports, "wall_us"), _ns(reports, "data_loader_us"), [one.flops for one in reports]
     counts = [step for one in flops for step in getattr(one, "steps", [None])]
-    why_flops, why_mfu, whole = why_no_flops(reports), why_no_mfu(reports), np.ones(1)  # of which no step is known
+    why_flops = next((why_no_flops(one) for one in reports if one.flops is None), None)
+    why_mfu, whole = why_no_mfu(reports), np.ones(1)  # of which no step is known
     known = wall.any() and any(one.step_times.mean.data_loader_us is not None for one in reports)
     share = float(waits.mean() / wall.mean()) if known else None
     devices = [one for report in reports for one in report.device_metrics or ()]

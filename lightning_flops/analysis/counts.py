@@ -5,7 +5,7 @@ A module has its qualified name: ``""`` is the root, dots lead down.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import groupby
@@ -14,20 +14,21 @@ from typing import Any, TypeVar, get_args
 
 from lightning_flops.records import (
     OUTSIDE,
+    Amount,
     FlopPhase,
     FlopRecord,
+    Key,
     ModuleRecord,
     OperatorCell,
     PhaseBytes,
     PhaseFlops,
     UncountedOperator,
+    summed,
 )
 from lightning_flops.schema import codec
 from lightning_flops.schema.step import ModuleProfile, ModuleTimes
 
 _Item = TypeVar("_Item")
-_Key = TypeVar("_Key", bound=Hashable)
-_Amount = TypeVar("_Amount", int, float, PhaseFlops, PhaseBytes)
 
 
 def parent_name(name: str) -> str:
@@ -48,7 +49,7 @@ def with_those_above(name: str) -> Iterator[str]:
         yield name
 
 
-def with_those_below(own: Mapping[str, _Amount], nothing: _Amount) -> dict[str, _Amount]:
+def with_those_below(own: Mapping[str, Amount], nothing: Amount) -> dict[str, Amount]:
     """What each module has of its *own* and what those below it have, added up, beginning with *nothing*."""
     return summed(((above, amount) for name, amount in own.items() for above in with_those_above(name)), nothing)
 
@@ -74,14 +75,6 @@ def rows_of_both(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> list
     partners = {one.name: one.name for one in b if one.name in left} | found
     gone = class_a.keys() - set(partners.values())
     return [*((partners.get(one.name), one.name) for one in b), *((one.name, None) for one in a if one.name in gone)]
-
-
-def summed(amounts: Iterable[tuple[_Key, _Amount]], nothing: _Amount) -> dict[_Key, _Amount]:
-    """The *amounts* of each key added up, beginning with *nothing*."""
-    sums: dict[_Key, _Amount] = {}
-    for key, amount in amounts:
-        sums[key] = sums.get(key, nothing) + amount
-    return sums
 
 
 class FlopCounts(codec.Printed):
@@ -237,9 +230,9 @@ def bytes_by_phase(cells: Iterable[OperatorCell]) -> PhaseBytes:
     return PhaseBytes.summed((cell.phase, cell.bytes_read + cell.bytes_written) for cell in cells)
 
 
-def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+def grouped(items: Iterable[_Item], key: Callable[[_Item], Key]) -> dict[Key, list[_Item]]:
     """*items* that have the same *key*, in their order."""
-    groups: dict[_Key, list[_Item]] = {}
+    groups: dict[Key, list[_Item]] = {}
     for one in items:
         groups.setdefault(key(one), []).append(one)
     return groups

@@ -12,12 +12,21 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from lightning_flops.analysis.counts import FlopCounts, grouped, parent_name, summed, with_those_above
+from lightning_flops.analysis.counts import FlopCounts, grouped, parent_name, with_those_above
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.lines import Cause, between, causes
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import timed_steps
-from lightning_flops.records import ROLLOUT, SCORING, ModuleRecord, OperatorCell, RunContext, RunFacts, WindowRecord
+from lightning_flops.records import (
+    ROLLOUT,
+    SCORING,
+    ModuleRecord,
+    OperatorCell,
+    RunContext,
+    RunFacts,
+    WindowRecord,
+    summed,
+)
 from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Budget, LineProfile, LinesProfile, ModuleTimes, PhaseProfile, TimingProfile

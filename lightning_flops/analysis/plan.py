@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.counts import FlopCounts, flops_by_phase, summed, with_those_below
+from lightning_flops.analysis.counts import FlopCounts, flops_by_phase, with_those_below
 from lightning_flops.analysis.devices import devices_called
 from lightning_flops.analysis.rates import COPY
 from lightning_flops.errors import ConfigError, LightningFlopsError
-from lightning_flops.records import FlopRecord, MemoryKind, StepTensors, TensorLife
+from lightning_flops.records import FlopRecord, MemoryKind, StepTensors, TensorLife, summed
 from lightning_flops.schema import codec
 from lightning_flops.schema.plan import (
     CheckpointedBlocks,

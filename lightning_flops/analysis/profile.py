@@ -17,7 +17,6 @@ from lightning_flops.analysis.counts import (
     bytes_by_phase,
     flops_by_phase,
     grouped,
-    summed,
     with_those_above,
     with_those_below,
 )
@@ -57,6 +56,7 @@ from lightning_flops.records import (
     StepRecord,
     StepSignature,
     WindowRecord,
+    summed,
 )
 from lightning_flops.schema.profile import FlopsOf, Origin, Profile, ReportSettings
 from lightning_flops.schema.step import DtypeFlops, ModuleTimes, OperatorProfile, PhaseProfile, StepFlops

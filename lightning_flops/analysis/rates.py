@@ -265,8 +265,7 @@ def _mean(values: Extremes) -> Spread:
 COPY = "copy"  # the name of the bandwidth of a copy, in bytes/s, among the FLOP/s of dtypes
 _BEYOND, _NAMED = "Left out, as they would be beyond the device's peak:", 4
 _OF_A_CALL = {"forward": ("forward",), "backward": ("backward", "recompute")}  # whose FLOPs a module's times are
-NO_FLOPS = "FLOPs are n/a: "  # what a note of a trace's report begins with that says why it has none
-NO_MFU = "no MFU: "  # and what a row of ``TraceFlops.uncounted`` does
+NO_MFU = "no MFU: "  # what a row of ``TraceFlops.uncounted`` begins with that says why there is none
 
 # FLOPs of each module and those below it, over all counted steps, by dtype.
 ModuleFlops = Mapping[str, Mapping[str, PhaseFlops]]
@@ -429,17 +428,18 @@ def job_at_peaks(ranks: RanksProfile, peaks: Sequence[Mapping[str, float]]) -> R
     )
 
 
-def why_no_flops(reports: Sequence[TraceReport]) -> str | None:
-    """Why one of *reports* has no FLOPs, without a full stop; None if all have them."""
-    notes = [note for report in reports if report.flops is None for note in report.notes]
-    return next((note.removeprefix(NO_FLOPS).rstrip(".") for note in notes if note.startswith(NO_FLOPS)), None)
+def why_no_flops(report: TraceReport) -> str:
+    """Why the *report* of a trace file has no FLOPs, without a full stop."""
+    if report.operators_by_shape is None:
+        return "the trace was taken without record_shapes=True"
+    return "working them out from shapes needs torch, which is not installed"
 
 
 def why_no_mfu(reports: Sequence[TraceReport]) -> str | None:
     """Why the traces of one run do not give its MFU, without a full stop; None if they do, or if unknown."""
     flops = next((report.flops for report in reports if report.flops is not None), None)
     if flops is None:
-        return why_no_flops(reports)
+        return why_no_flops(reports[0])
     if not flops.devices:
         return "no device is in the trace"
     for dtype in sorted({row.dtype for row in flops.operators} - set(flops.peaks)):

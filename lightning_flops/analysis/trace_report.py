@@ -17,7 +17,7 @@ from lightning_flops.analysis.counts import grouped, with_those_below
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.evidence import DATA_WAIT, Evidence, with_trace
 from lightning_flops.analysis.ranks import TracedRank, compare, find_stragglers_in_traces
-from lightning_flops.analysis.rates import NO_FLOPS, ratio
+from lightning_flops.analysis.rates import ratio, why_no_flops
 from lightning_flops.analysis.timing import build_timing, timed_steps
 from lightning_flops.config import ADVICE_THRESHOLDS, ProfilerConfig
 from lightning_flops.errors import LightningFlopsError
@@ -49,11 +49,6 @@ _LEAST_STEPS = 4  # fewer traced steps say nothing of their spread
 # Standard error of a median by that of a mean. The deviation of a few steps is about the width of their middle half,
 # which one that something held up does not widen; of many it is less.
 _OF_A_MEDIAN = math.sqrt(math.pi / 2)
-# Why there are no FLOPs, by whether the trace has shapes.
-_NO_FLOPS = {
-    True: f"{NO_FLOPS}working them out from shapes needs torch, which is not installed.",
-    False: f"{NO_FLOPS}the trace was taken without record_shapes=True.",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +119,8 @@ def analyze_one(
 ) -> AnalyzedTrace:
     """What *trace* says by itself, for other ranks, and *stepwise* for another run; no *formulas*: without torch."""
     report = analyze_trace(trace, formulas=formulas, given=given)
-    why = [_NO_FLOPS[bool((trace.inputs >= 0).any())]] if report.flops is None else []
+    # A comparison says so of its figures.
+    why = [f"FLOPs are n/a: {why_no_flops(report)}."] if report.flops is None and not stepwise else []
     used = trace.used_device
     return AnalyzedTrace(
         report=replace(report, notes=(*report.notes, *why), children=tables.children_table(trace)),

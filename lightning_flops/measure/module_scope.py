@@ -26,7 +26,7 @@ from lightning_flops.measure.torch_private.optional import (
     on_this_rank,
     wraps,
 )
-from lightning_flops.records import ModuleRecord, ParallelSizes
+from lightning_flops.records import ModuleRecord, ParallelSizes, summed
 from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
 
@@ -202,9 +202,7 @@ def _extra_repr(module: nn.Module) -> str:
 
 
 def _bytes_by_dtype(parameters: Iterable[Held]) -> dict[str, int]:
-    sums: defaultdict[torch.dtype, int] = defaultdict(int)
-    for held in parameters:
-        sums[held.dtype] += held.size * held.dtype.itemsize
+    sums = summed(((held.dtype, held.size * held.dtype.itemsize) for held in parameters), 0)
     return dict(sorted((str(dtype).removeprefix("torch."), size) for dtype, size in sums.items() if size))
 
 

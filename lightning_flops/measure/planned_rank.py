@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import traceback
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +31,7 @@ from lightning_flops.measure.torch_private.needed import (
 )
 from lightning_flops.measure.torch_private.one_rank import buckets_of, one_rank, ranks_in, ranks_of
 from lightning_flops.measure.torch_private.optional import on_this_rank
+from lightning_flops.records import summed
 from lightning_flops.schema.plan import Collective, PlannedRank
 from lightning_flops.signals import Undo, words_of
 from lightning_flops.units import shown
@@ -214,9 +215,7 @@ def _reduce(replica: Any, collectives: Collectives) -> None:
     """What its ranks send each other in a step: gradients, the last layers' first, and the buffers of rank 0."""
     gradients = [one for one in replica.module.parameters() if one.requires_grad][::-1]
     collectives.sizes["all_reduce", replica.ranks] += buckets_of(gradients, replica.limits)
-    buffers = Counter[torch.dtype]()
-    for one in replica.module.buffers() if replica.broadcasts else ():
-        buffers[one.dtype] += one.nbytes
+    buffers = summed(((one.dtype, one.nbytes) for one in replica.module.buffers() if replica.broadcasts), 0)
     if buffers:
         collectives.sizes["broadcast", replica.ranks] += buffers.values()
 

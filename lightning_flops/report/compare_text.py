@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from statistics import median
 
+from lightning_flops.analysis.counts import grouped
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.records import OUTSIDE
 from lightning_flops.report.document import (
@@ -380,24 +380,25 @@ def _stragglers(ranks: RanksProfile) -> list[str]:
 
 def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     """Each figure of a rank over the ranks: the least, the median and the greatest, and whose they are."""
-    seconds = defaultdict[str, dict[int, float | None]](dict)
-    for one in ranks.ranks:
-        for name, sec in one.parts_sec.items():
-            seconds[name][one.rank] = sec
+    parts = dict.fromkeys(name for one in ranks.ranks for name in one.parts_sec)
+    seconds = {name: {one.rank: one.parts_sec.get(name) for one in ranks.ranks} for name in parts}
     seconds[profile.step_name] = {one.rank: math.fsum(one.parts_sec.values()) for one in ranks.ranks if one.parts_sec}
     traced = () if ranks.communication is None else ranks.communication.ranks
-    for name, path in _TIMES.items():
-        seconds[f"traced step: {name}"] = {row.rank or 0: _per_step(row, path, row.steps) for row in traced}
+    seconds |= {
+        f"traced step: {name}": {row.rank or 0: _per_step(row, path, row.steps) for row in traced}
+        for name, path in _TIMES.items()
+    }
     kind = "" if profile.memory is None else f" ({profile.memory.kind})"
     others = {
         "model FLOPs": "model_flops",
         "params on the rank": "local_params",
         f"peak memory{kind}, B": "peak_memory_bytes",
     }
-    rows = [_spread(name, by_rank, duration, of=ranks.answered) for name, by_rank in seconds.items()]
-    for name, attribute in others.items():
-        by_rank = {one.rank: getattr(one, attribute) for one in ranks.ranks}
-        rows.append(_spread(name, by_rank, si, of=ranks.answered))
+    counts = {name: {one.rank: getattr(one, field) for one in ranks.ranks} for name, field in others.items()}
+    rows = [
+        *(_spread(name, by_rank, duration, of=ranks.answered) for name, by_rank in seconds.items()),
+        *(_spread(name, by_rank, si, of=ranks.answered) for name, by_rank in counts.items()),
+    ]
     heads = enumerate(["of each rank", "min", "", "median", "max", ""])
     columns = [Column(head, itemgetter(place), str, left=place in (0, 2, 5)) for place, head in heads]
     return Table(list(filter(None, rows)), columns, whole=True)
@@ -417,10 +418,8 @@ def _spread(label: str, by_rank: Mapping[int, float | None], show: Callable[[flo
 
 def _collectives(comparison: RankComparison) -> list[Table | str]:
     """Each collective over all ranks; times are of one step."""
-    by_name = defaultdict[str, list[tuple[int, RankCollectiveRow]]](list)
-    for rank in comparison.ranks:
-        for one in rank.collectives:
-            by_name[one.name].append((rank.steps, one))
+    calls = [(rank.steps, one) for rank in comparison.ranks for one in rank.collectives]
+    by_name = grouped(calls, lambda item: item[1].name)
     columns = [
         Column("collective", itemgetter(0), str, "name"),
         Column("calls", partial(_in_all, "calls"), sort="calls"),

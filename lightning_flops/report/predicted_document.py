@@ -117,7 +117,7 @@ def _by_pattern(modules: Sequence[ModuleMemory]) -> list[tuple[str, int, int, in
         above, dot, last = one.name.rpartition(".")
         return pattern_of(one.name) if one.name in around else pattern_of(above) + dot + last
 
-    summed = [
+    rows = [
         (
             _name(name if len(some) > 1 else some[0].name),
             len(some),
@@ -126,7 +126,7 @@ def _by_pattern(modules: Sequence[ModuleMemory]) -> list[tuple[str, int, int, in
         )
         for name, some in grouped(modules, pattern).items()
     ]
-    return sorted(summed, key=lambda row: (-row[2], -row[3]))
+    return sorted(rows, key=lambda row: (-row[2], -row[3]))
 
 
 def _name(module: str) -> str:

@@ -58,8 +58,8 @@ def profile_scalars(
     without = () if profile.context.trains else _OF_TRAINING
     scalars = {f"{prefix}/{tag}": value for tag, value in values.items() if tag not in without}
     for name, phase in profile.phases.items():
-        scalars |= {f"{monitor_prefix}/{name}_mfu": phase.mfu, f"{monitor_prefix}/{name}_ratio": phase.ratio}
-        scalars[f"{monitor_prefix}/{name}_tokens_per_sec"] = phase.tokens_per_sec
+        of_phase = {"mfu": phase.mfu, "ratio": phase.ratio, "tokens_per_sec": phase.tokens_per_sec}
+        scalars |= {f"{monitor_prefix}/{name}_{tag}": value for tag, value in of_phase.items()}
     return {tag: float(value) for tag, value in scalars.items() if value is not None and value < LARGEST}
 
 

@@ -204,8 +204,6 @@ def place_of(frame: str) -> str | None:
 def called_from(trace: Trace) -> dict[int, str]:
     """By the index of an operator's name, the user's line that called it first, as Python's calls say it."""
     calls, around, _ = nest(trace, trace.of(Kind.PYTHON))
-    if not len(calls):
-        return {}
     is_users = trace.where(lambda name: place_of(name) is not None, Kind.PYTHON)
     rows = trace.by_start(links_of(trace).operators)
     inner = enclosing(trace, calls, around, trace.lane[rows], trace.start_ns[rows])

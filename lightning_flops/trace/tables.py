@@ -62,16 +62,17 @@ def device_metrics(trace: Trace) -> tuple[schema.DeviceMetrics, ...] | None:
         load = float((level[:-1] * covered_within(spans, moments[:-1], moments[1:])).sum())
         within = rows[(trace.end_ns[rows] > steps.start_ns[0]) & (trace.start_ns[rows] < steps.end_ns[-1])]
         lengths, together = trace.duration_ns[within], group_by(trace.kind[within])
-        one = schema.DeviceMetrics(
-            device=device,
-            name=entry.name if entry else None,
-            sm_count=entry.sm_count if entry else None,
-            utilization=ratio(int(covered_within(busy, *spans).sum()), spans.total) or 0.0,
-            sm_efficiency=None if not len(rows) or np.isnan(blocks).any() else ratio(load, spans.total),
-            occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], lengths)), None),
-            blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], lengths)), None),
+        found.append(
+            schema.DeviceMetrics(
+                device=device,
+                name=entry.name if entry else None,
+                sm_count=entry.sm_count if entry else None,
+                utilization=ratio(int(covered_within(busy, *spans).sum()), spans.total) or 0.0,
+                sm_efficiency=None if not len(rows) or np.isnan(blocks).any() else ratio(load, spans.total),
+                occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], lengths)), None),
+                blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], lengths)), None),
+            )
         )
-        found.append(one)
     return tuple(found) or None
 
 

@@ -104,8 +104,7 @@ def put_in(fakes: Fakes, model: nn.Module) -> Iterator[tuple[str, dict[str, torc
 def _run(fakes: Fakes, counter: FlopCounter, model: nn.Module, batch: Any) -> None:
     """Runs the forward and the backward on fake tensors, under *counter*; keeps none of them."""
     with fakes.mode, fakes, torch.compiler.set_stance("force_eager"):
-        for _ in put_in(fakes, model):
-            pass
+        dict(put_in(fakes, model))
         inputs = tree_map_only(torch.Tensor, fakes.fake, batch)
         with counter:
             roots = [tensor for tensor in tensors_of(called(model, inputs)) if tensor.requires_grad]
