@@ -67,11 +67,6 @@ class PhaseAmounts:
     def __add__(self, other: Self) -> Self:
         return type(self)(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
 
-    @classmethod
-    def summed(cls, amounts: Iterable[tuple[str, int]]) -> Self:
-        """All *amounts*, each in its phase."""
-        return cls(**summed(amounts, 0))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseFlops(PhaseAmounts):

@@ -367,7 +367,7 @@ def _figures_of_traces(reports: Sequence[TraceReport]) -> dict[str, Figure]:
     """Step time and rates with the times that their noise is of, counts of one step, and how busy the devices are."""
     wall, waits, flops = _ns(reports, "wall_us"), _ns(reports, "data_loader_us"), [one.flops for one in reports]
     counts = [step for one in flops for step in getattr(one, "steps", [None])]
-    why_flops = next((why_no_flops(one) for one in reports if one.flops is None), None)
+    why_flops = next(filter(None, map(why_no_flops, reports)), None)
     why_mfu, whole = why_no_mfu(reports), np.ones(1)  # of which no step is known
     known = wall.any() and any(one.step_times.mean.data_loader_us is not None for one in reports)
     share = float(waits.mean() / wall.mean()) if known else None

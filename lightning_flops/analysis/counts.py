@@ -222,12 +222,12 @@ class FlopCounts(codec.Printed):
 
 def flops_by_phase(cells: Iterable[OperatorCell]) -> PhaseFlops:
     """FLOPs of *cells* together."""
-    return PhaseFlops.summed((cell.phase, cell.flops) for cell in cells)
+    return PhaseFlops(**summed(((cell.phase, cell.flops) for cell in cells), 0))
 
 
 def bytes_by_phase(cells: Iterable[OperatorCell]) -> PhaseBytes:
     """Bytes that *cells* read and wrote together."""
-    return PhaseBytes.summed((cell.phase, cell.bytes_read + cell.bytes_written) for cell in cells)
+    return PhaseBytes(**summed(((cell.phase, cell.bytes_read + cell.bytes_written) for cell in cells), 0))
 
 
 def grouped(items: Iterable[_Item], key: Callable[[_Item], Key]) -> dict[Key, list[_Item]]:

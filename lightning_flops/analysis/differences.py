@@ -33,7 +33,7 @@ import operator
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -161,7 +161,7 @@ def compare_sides(
                 of_rows[row].update(dict(enumerate((*own_a, *own_b))))
             for sums in (whole, of_parts[part], of_rows[row]):
                 sums.update(causes, a_ns=a_ns, b_ns=b_ns)
-    waits = {one: round(side.starved_share * whole[one]) for one, side in (("a_ns", of_a), ("b_ns", of_b))}
+    waits = {"a_ns": round(of_a.starved_share * whole["a_ns"]), "b_ns": round(of_b.starved_share * whole["b_ns"])}
     for sums in (whole, *of_parts.values(), *of_rows.values()):
         slower = max(waits, key=sums.__getitem__)
         sums["waits_ns"] = min(sums[slower], waits[slower])
@@ -422,24 +422,15 @@ def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
     Raises:
         ComparisonError: *condition* is none, or the figure, or its noise, is not known.
     """
-    found = _FORM.fullmatch(condition)
-    if found is None:
-        raise ComparisonError(
-            "must be a figure, one of > >= < <=, and a number, as 'global_step_sec > 1.05', "
-            f"got {shown(condition, chars=60)}"
-        )
-    name, sign, limit = found[1], _SIGNS[found[2]], float(found[3])
-    figures = {one.name: one for one in comparison.figures}
-    if name not in figures:
-        raise ComparisonError(f"{condition}: {name} cannot be compared: it is none of {', '.join(figures)}")
-    figure = figures[name]
+    figure, sign, limit = _asked(comparison, condition)
+    name = figure.name
     if figure.ratio is None or figure.ends is None:
         raise ComparisonError(f"{condition}: {name} cannot be compared: {figure.reason}")
     words, starts, (least, greatest) = f"{name} B/A is {figure.ratio:.4g}", 0.0, figure.ends
     if figure.noise_factor != 1:
         words, starts = f"{words}, by noise between {least:.4g} and {greatest:.4g}", comparison.starts_share
-    sides = (comparison.b, comparison.a) if name == WALL[0] else (comparison.a, comparison.b)
-    less, more = (side.starved_share if name in WALL else 0.0 for side in sides)
+    a, b = comparison.a.starved_share, comparison.b.starved_share
+    less, more = (0.0, 0.0) if name not in WALL else (b, a) if name == WALL[0] else (a, b)
     least, most = least * (1 - less), limit * (1 - more)  # of which the greatest may be more by what the side waited
     keeps = {sign(least, limit), sign(greatest, most)}
     if (less or more) and (len(keeps) > 1 or name == "data_wait_ratio"):
@@ -449,3 +440,17 @@ def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
     if sign(least / (1 + starts), limit) and sign(greatest * (1 + starts), most):
         return "holds", words
     return "is inconclusive", f"{words}, and two starts of one program may differ by {starts:.0%} more"
+
+
+def _asked(comparison: Comparison, condition: str) -> tuple[FigureDifference, Callable[[float, float], bool], float]:
+    """The figure, the sign and the number of *condition*."""
+    found = _FORM.fullmatch(condition)
+    if found is None:
+        raise ComparisonError(
+            "must be a figure, one of > >= < <=, and a number, as 'global_step_sec > 1.05', "
+            f"got {shown(condition, chars=60)}"
+        )
+    figures = {one.name: one for one in comparison.figures}
+    if found[1] not in figures:
+        raise ComparisonError(f"{condition}: {found[1]} cannot be compared: it is none of {', '.join(figures)}")
+    return figures[found[1]], _SIGNS[found[2]], float(found[3])

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
 from fractions import Fraction
 from itertools import product
 from math import gcd, lcm, prod
 from operator import mul
 from typing import Literal, NamedTuple
 
-from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops
+from lightning_flops.records import BucketFlops, FlopRecord, summed
 from lightning_flops.schema import codec
 from lightning_flops.schema.plan import FormulaReport, FormulaSize, FormulaTerm, SizedFlops
 from lightning_flops.signals import Quiet
@@ -269,7 +268,7 @@ class FlopsFormula(codec.Printed):
         is_between = values not in self._counted and self._formula.covers(Sizes((values,)))
         predicted = self._formula.flops(Sizes((values,))) if is_between else None
         flops = self._take(values, self._formula) if predicted is None else predicted
-        buckets = asdict(PhaseFlops.summed((bucket, value) for (bucket, _), value in flops.items()))
+        buckets = summed(((bucket, value) for (bucket, _), value in flops.items()), 0)
         source: Literal["counted", "formula"] = "counted" if predicted is None else "formula"
         self._asked.pop(values, None)
         self._asked[values] = SizedFlops(sizes=dict(zip(self._names, values, strict=True)), source=source, **buckets)

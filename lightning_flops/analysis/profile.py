@@ -259,7 +259,7 @@ def _predicted(window: WindowRecord, timed: Sequence[StepRecord]) -> tuple[list[
     And whose a step's FLOPs are. What a rollout or a scoring costs goes by more than the batches show.
     """
     found = [one.predicted for one in timed if one.predicted is not None]
-    costs = {PhaseFlops.summed((phase, amount) for (phase, _), amount in one.items()) for one in found}
+    costs = {PhaseFlops(**summed(((phase, amount) for (phase, _), amount in one.items()), 0)) for one in found}
     differ = costs != {one.flops for one in window.counted_steps}
     if not (differ and found and len(found) == len(timed) and window.phases.keys() <= {TRAINING, REST}):
         return [], "counted"
@@ -284,7 +284,7 @@ def _spent_by_step(window: WindowRecord, predicted: Sequence[BucketFlops]) -> di
 
 def _step_flops(spent: Mapping[tuple[str, str], tuple[int, int]], *, forwards: Fraction) -> StepFlops:
     """FLOPs of one step, from those by phase and dtype; its backward is estimated as so many *forwards*."""
-    of_step = PhaseFlops.summed((phase, amount) for (phase, _), (amount, _) in spent.items())
+    of_step = PhaseFlops(**summed(((phase, amount) for (phase, _), (amount, _) in spent.items()), 0))
     skipped = sum(skipped for _, skipped in spent.values())
     return StepFlops(**asdict(of_step), skipped=skipped, backward_estimated=round(forwards * of_step.forward))
 
@@ -364,8 +364,8 @@ def _phases(
             seconds=seconds[name] if timed else None,
             ratio=ratio(part=seconds[name], whole=sum(seconds.values())),
             mfu=utilization({"mfu": peak_sec}, seconds[name])[0]["mfu"],
-            tokens=tokens if name == TRAINING else None,
         )
+    found[TRAINING] = replace(found[TRAINING], tokens=tokens)
     if ROLLOUT in found:
         found[ROLLOUT] = _with_tokens(found[ROLLOUT], window, timed or window.counted_steps)
     return found

@@ -428,11 +428,11 @@ def job_at_peaks(ranks: RanksProfile, peaks: Sequence[Mapping[str, float]]) -> R
     )
 
 
-def why_no_flops(report: TraceReport) -> str:
-    """Why the *report* of a trace file has no FLOPs, without a full stop."""
+def why_no_flops(report: TraceReport) -> str | None:
+    """Why the *report* of a trace file has no FLOPs, without a full stop; None if it has them."""
     if report.operators_by_shape is None:
         return "the trace was taken without record_shapes=True"
-    return "working them out from shapes needs torch, which is not installed"
+    return "working them out from shapes needs torch, which is not installed" if report.flops is None else None
 
 
 def why_no_mfu(reports: Sequence[TraceReport]) -> str | None:

@@ -119,11 +119,11 @@ def analyze_one(
 ) -> AnalyzedTrace:
     """What *trace* says by itself, for other ranks, and *stepwise* for another run; no *formulas*: without torch."""
     report = analyze_trace(trace, formulas=formulas, given=given)
-    # A comparison says so of its figures.
-    why = [f"FLOPs are n/a: {why_no_flops(report)}."] if report.flops is None and not stepwise else []
+    why = why_no_flops(report)
+    notes = (f"FLOPs are n/a: {why}.",) if why and not stepwise else ()  # a comparison says so of its figures
     used = trace.used_device
     return AnalyzedTrace(
-        report=replace(report, notes=(*report.notes, *why), children=tables.children_table(trace)),
+        report=replace(report, notes=(*report.notes, *notes), children=tables.children_table(trace)),
         abilities=device_abilities(
             device_type="cuda" if trace.has_device else "cpu",
             name=used.name if used else None,

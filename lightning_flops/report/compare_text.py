@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from statistics import median
 
@@ -380,7 +381,7 @@ def _stragglers(ranks: RanksProfile) -> list[str]:
 
 def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     """Each figure of a rank over the ranks: the least, the median and the greatest, and whose they are."""
-    parts = dict.fromkeys(name for one in ranks.ranks for name in one.parts_sec)
+    parts = dict.fromkeys(chain.from_iterable(one.parts_sec for one in ranks.ranks))
     seconds = {name: {one.rank: one.parts_sec.get(name) for one in ranks.ranks} for name in parts}
     seconds[profile.step_name] = {one.rank: math.fsum(one.parts_sec.values()) for one in ranks.ranks if one.parts_sec}
     traced = () if ranks.communication is None else ranks.communication.ranks

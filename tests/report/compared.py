@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from lightning_flops.analysis.counts import with_those_below
+from lightning_flops.analysis.counts import flops_by_phase, with_those_below
 from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
     FlopRecord,
     ModuleRecord,
     OperatorCell,
-    PhaseFlops,
     PhaseSeconds,
     ProcessorLoss,
     RunContext,
@@ -144,7 +143,7 @@ def run(
 ) -> Profile:
     """The profile of such a run, on a device; what is given stands instead of that of the first."""
     mlp = windows.mlp_window()
-    counted = PhaseFlops.summed((one.phase, one.flops) for one in cells)
+    counted = flops_by_phase(cells)
     modules = tuple(modules or (one for one in mlp.modules if one.name != "drop"))
     record = WindowRecord(
         profile_step=3,

@@ -62,6 +62,7 @@ from lightning_flops.records import (
     PhaseFlops,
     TimePhase,
     phase_of,
+    summed,
 )
 from lightning_flops.signals import Undo
 
@@ -342,7 +343,7 @@ class FlopCounter:
 
     def total(self) -> PhaseFlops:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""
-        return PhaseFlops.summed((phase, flops) for (phase, _), flops in self.flops.items())
+        return PhaseFlops(**summed(((phase, flops) for (phase, _), flops in self.flops.items()), 0))
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
@@ -429,7 +430,7 @@ class PartCounter(Parts):
         flops = {key: number for key, number in new.items() if key[0] != "outside"}
         return CountedStep(
             flops=flops,
-            by_phase=PhaseFlops.summed((phase, number) for (phase, _), number in flops.items()),
+            by_phase=PhaseFlops(**summed(((phase, number) for (phase, _), number in flops.items()), 0)),
             lower_bound=any(one.may_have_flops for one in self.flops.uncounted.values()),
             data_dependent=self.counter.take_data_dependent(),
         )
