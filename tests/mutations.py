@@ -176,8 +176,8 @@ MUTATIONS = (
     ),
     Mutation(
         "analysis/differences.py",
-        "side.starved_share if name in WALL",
-        "side.starved_share if name not in WALL",
+        "(0.0, 0.0) if name not in WALL",
+        "(0.0, 0.0) if name in WALL",
         "analysis/test_compare.py",
     ),
     Mutation(
