@@ -11,7 +11,7 @@ import threading
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -381,26 +381,34 @@ class Totals:
                 self.flops[phase, dtype] += flops
             self._outside.clear()
 
-    def called(self, name: str, module: nn.Module) -> None:
+    def called(self, name: str, module: nn.Module, stands: bool) -> None:
         """*module* is called: if it has no others inside, something that is seen has to read its matrices.
 
-        In inference mode torch does not show every operator.
+        Unless a formula *stands* for what runs there.
         """
         with self._lock:
             self.calls[name] = self.calls.get(name, 0) + 1
-        if self.calls[name] > 1 or any(True for _ in module.children()) or torch.is_inference_mode_enabled():
+        if stands or self.calls[name] > 1 or any(True for _ in module.children()):
             return
         # What is of a library's class may be kept elsewhere.
-        own = (one for one in module.parameters(recurse=False) if type(one) is nn.Parameter)
-        if matrices := [weakref.ref(one) for one in own if one.dim() > 1 and one.numel()]:
+        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if matrices := [
+            weakref.ref(one) for one in own if type(one) in (nn.Parameter, Tensor) and one.dim() > 1 and one.numel()
+        ]:
             self.unread[name] = type(module).__qualname__, matrices
 
-    def read(self, name: str, tensors: Iterable[torch.Tensor], out: Iterable[torch.Tensor] = ()) -> None:
-        """In the module of this name *tensors* were read to make *out*, which is no view of them."""
+    def read(self, name: str, tensors: Iterable[Tensor], out: Sequence[Tensor] = (), copies: bool = False) -> None:
+        """In the module of this name *tensors* were read to make *out*, which is no view of them.
+
+        What only *copies* a matrix makes another, which something has to read in its turn.
+        """
         seen = {_storage(one) for one in tensors}.difference(map(_storage, out))
-        _, matrices = self.unread.get(name, ("", ()))
+        _, matrices = self.unread.get(name, ("", []))
         if any(_storage(one) in seen for held in matrices if (one := held()) is not None):
-            self.unread.pop(name, None)  # another thread may have
+            if copies:
+                matrices.extend(map(weakref.ref, out))
+            else:
+                self.unread.pop(name, None)  # another thread may have
 
     def list(self, operator: str, module: str, may_have_flops: bool) -> None:
         """List one call of an operator that could not be counted."""

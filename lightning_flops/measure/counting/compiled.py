@@ -63,10 +63,14 @@ def templates_in(source: str) -> tuple[str, ...]:
 _INCOMING_GRADIENT = "tangents_"  #: Start of the names of a backward graph's inputs that are gradients.
 
 _GRAPH = re.compile(r"^ *class (\S+)\(torch\.nn\.Module\):$", re.MULTILINE)
-_LINE = re.compile(r'^ +(\w+)(?:: "[^"]*")? = (.+?)(?:;  .*)?$', re.MULTILINE)
+_LINE = re.compile(r'^ +(\w+)(?:: "[^"]*")? = (.+?)(?:;  (?:\w+ = )+None)?$', re.MULTILINE)
 #: A value with its size or its dtype, shape and device: ``primals_1: "Sym(s0)"``, ``mm: "f32[s0, 64][64, 1]cpu"``.
 _VALUE = re.compile(r'(\w+): "(?:Sym\((.*?)\)|(\w+)\[(.*?)\]\[.*?\](\w*))')
 _CALL = re.compile(r"torch\.ops\.([\w.]+)(\(.*\))")
+#: The sum of two products, which max-autotune writes as a call of its own function, no operator.
+_SUM = re.compile(r"torch__inductor\w+_mm_plus_mm\(mat1 = (\w+), mat2 = (\w+), mat3 = (\w+), mat4 = (\w+)\)")
+#: A call of any other function that makes tensors, but those that take a ``cat`` away.
+_FUNCTION = re.compile(r'^ +\w+(?:: "\w+\[[^"]*")? = (?!torch__inductor\w+_post_grad_\w*cat\w*\()\w+\(', re.MULTILINE)
 _PART = re.compile(r"(\w+)\[(\d+)\]")
 _INNER = re.compile(r"self\.(\w+)")
 _NAME = re.compile(r"(?<![\w.'\"])[A-Za-z_]\w*(?!\w| = )")
@@ -142,9 +146,9 @@ def _read(text: str) -> dict[str, _Graph]:
     Raises:
         Unreadable: there is none.
     """
-    _, *named = _GRAPH.split(text)
-    if not named:
-        raise Unreadable("there is no text of the graph")
+    _, *named = _GRAPH.split(_SUM.sub(r"torch.ops.inductor._mm_plus_mm(\1, \2, \3, \4)", text))
+    if not named or any(map(_FUNCTION.search, named)):
+        raise Unreadable("there is no text of the graph, or it calls a function that is no operator")
     return {name: _read_one(body) for name, body in zip(named[::2], named[1::2], strict=True)}
 
 

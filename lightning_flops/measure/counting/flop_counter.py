@@ -49,6 +49,7 @@ from lightning_flops.measure.torch_private.needed import (
 )
 from lightning_flops.measure.torch_private.optional import (
     class_of_generated_graphs,
+    class_of_packages,
     class_of_triton_kernels,
     is_compiled_in_place,
     is_replica,
@@ -191,7 +192,13 @@ class FlopCounter:
         watch_functions(undo, self._mode.function_runs)
         heard: list[tuple[Any, str, Any, str]] = [
             (torch.autograd, ENGINE_ENTRY, self._backward_begins, "the beginning of a backward"),
-            (getattr(torch.cuda, "CUDAGraph", None), "replay", self._mode.graph_replays, "a replayed CUDA graph"),
+            (
+                getattr(torch.cuda, "CUDAGraph", None),
+                "replay",
+                partial(self._mode.list_unseen, "cuda.graph_replay"),
+                "a replayed CUDA graph",
+            ),
+            (class_of_packages(), "__call__", partial(self._mode.list_unseen, "inductor.package"), "compiled code"),
             (class_of_triton_kernels(), "run", self._mode.kernel_launches, "the launch of a Triton kernel"),
         ]
         for manager in (torch.enable_grad, torch.set_grad_enabled):
@@ -278,7 +285,7 @@ class FlopCounter:
         is_copy = is_replica(module)  # what it computes is the root's, but it is no call of the root
         is_wrapped = caller.place.module == name and around is not None and module in around.children()
         if is_seen and not is_copy and not is_wrapped:
-            self._totals.called(name, module)
+            self._totals.called(name, module, caller.place.stands)
         state.push(name, "forward", module, start=0 if is_copy else sequence_number())
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -19,6 +19,7 @@ from lightning_flops.measure.counting.compiled import (
     templates_in,
 )
 from lightning_flops.measure.counting.formulas.contract import (
+    COPYING,
     READS_NUMBER,
     Operator,
     Work,
@@ -176,7 +177,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             # A number may be read for anything: only one that a model reads is taken for a size.
             self.data_dependent |= operator.short != READS_NUMBER or module != OUTSIDE
         if module in totals.unread:
-            totals.read(module, tensors_in((*args, *kwargs.values())), tensors_in((out,)))
+            totals.read(module, tensors_in((*args, *kwargs.values())), [*tensors_in((out,))], operator.short in COPYING)
         if operator.moves_nothing:
             return
         moved = operator.moved(args, kwargs, out) if moves else (0, 0)
@@ -265,7 +266,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     # ---- what no dispatcher shows
 
-    def list_unseen(self, name: str, may_have_flops: bool = True) -> None:
+    def list_unseen(self, name: str, *_: Any, may_have_flops: bool = True, **__: Any) -> None:
         """Work of which the dispatcher sees nothing runs: it is listed under the module that is running.
 
         What an operator launches is the operator's, which is counted, or listed itself.
@@ -278,11 +279,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     def kernel_launches(self, kernel: Any, *_: Any, warmup: bool = False, **__: Any) -> None:
         """A Triton kernel is launched by Python."""
         if not warmup:
-            self.list_unseen(f"triton.{kernel_name(kernel)}", multiplies(kernel))
-
-    def graph_replays(self, graph: Any) -> None:
-        """A CUDA graph is replayed."""
-        self.list_unseen("cuda.graph_replay")
+            self.list_unseen(f"triton.{kernel_name(kernel)}", may_have_flops=multiplies(kernel))
 
     def graph_runs(self, graph: Any, inputs: Any) -> Ends | None:
         """A graph of inductor's is called, and counted from its text; returns what is called when it has ended."""

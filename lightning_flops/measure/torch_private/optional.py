@@ -98,6 +98,11 @@ def class_of_generated_graphs() -> Any:
     return getattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph", None)
 
 
+def class_of_packages() -> Any:
+    """The class of what ``aoti_load_package`` returns, which is called to run it; None where it was not used."""
+    return getattr(sys.modules.get("torch.export.pt2_archive._package"), "AOTICompiledModel", None)
+
+
 @functools.cache
 def dtype_abbreviated(short: str) -> torch.dtype:
     """The dtype that torch's compiler writes in this way, such as ``bf16``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from lightning_flops import count_flops, register_flop_formula
 from lightning_flops.measure.counting import compiled as compiled_code, mode
+from lightning_flops.measure.counting.formulas.contract import Unreadable
 from lightning_flops.records import PhaseFlops
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -152,6 +154,41 @@ def test_templates_of_max_autotune_are_counted() -> None:
     assert (counts.forward, counts.uncounted) == (2 * (2 * 64 * 384 * 512), {})
 
 
+def test_two_products_that_max_autotune_adds_up_are_counted() -> None:
+    """As of three projections of one input, whose gradients are added: inductor calls a function of its own."""
+    inductor: Any = torch._inductor
+    first, second, x = nn.Linear(16, 8, bias=False), nn.Linear(16, 8, bias=False), torch.randn(4, 16)
+    with inductor.config.patch(max_autotune=True, max_autotune_gemm_backends="ATEN"), torch.no_grad():
+        compiled: Any = torch.compile(lambda x: first(x) + second(2 * x))
+        compiled(x)
+        with count_flops() as counts:
+            compiled(x)
+    assert (counts.forward, counts.uncounted) == (2 * (2 * 4 * 16 * 8), {})
+
+
+def test_gradients_of_compiled_attention_that_nobody_asks_for_are_recompute() -> None:
+    """Frozen keys and values: the scores' gradient and the queries' are asked for, of five products."""
+    layer, x, memory = nn.Linear(4, 4, bias=False), torch.randn(2, 2, 5, 4), torch.randn(2, 2, 5, 4)
+    compiled: Any = torch.compile(lambda x: functional.scaled_dot_product_attention(layer(x), memory, memory))
+    compiled(x).sum().backward()
+    product, linear = 2 * 2 * 2 * 5 * 5 * 4, 2 * 2 * 2 * 5 * 4 * 4
+    with count_flops(layer) as counts:
+        compiled(x).sum().backward()
+    assert (counts.forward, counts.backward) == (2 * product + linear, 2 * product + linear)
+    assert counts.recompute == 3 * product
+
+
+def test_a_package_that_runs_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was compiled ahead of time calls kernels that no dispatcher shows."""
+    from torch.export.pt2_archive._package import AOTICompiledModel
+
+    monkeypatch.setattr(AOTICompiledModel, "__call__", lambda package, x: x)
+    package: Any = AOTICompiledModel(None)  # type: ignore[arg-type]
+    with count_flops() as counts:
+        package(torch.ones(3))
+    assert (list(counts.uncounted), counts.is_lower_bound) == (["inductor.package"], True)
+
+
 def test_a_graph_that_cuda_replays_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor puts the replay into the graph's place: it calls no operator. Elsewhere a replay is listed."""
 
@@ -221,6 +258,18 @@ def test_a_product_of_what_a_gradient_was_written_to_is_no_repetition() -> None:
     assert (second.out.dtype, second.on_cuda, first.on_cuda) == (torch.bfloat16, True, False)
     repeating = compiled_code.lines_that_repeat(TEXT) or ()
     assert {line.split()[0] for line in repeating} == {"mul:", "view:", "mm:", "cat:"}
+
+
+def test_what_stands_in_a_text_ends_no_line_and_a_function_that_is_no_operator_is_not_passed_over() -> None:
+    line = "        cat: "
+    named = TEXT.replace(line, f"        qr = torch.ops.aten.linalg_qr.default(mm, 'a;  b = c');  mm_1 = None\n{line}")
+    inputs = [6, torch.randn(6, 4), torch.randn(4, 4), torch.randn(6, 4)]
+    assert [str(one.function) for one in compiled_code.products(named, inputs)].count("aten.linalg_qr.default") == 1
+    call = "torch__inductor_fx_passes_{}(mm);  mm = None"
+    for function, is_read in [("post_grad_cat_slice_cat", True), ("mkldnn_fusion_fn_1", False)]:
+        text = TEXT.replace(line, f'        fn: "f32[s7, 4][4, 1]cpu" = {call.format(function)}\n{line}')
+        with nullcontext() if is_read else pytest.raises(Unreadable, match="no operator"):
+            assert len(compiled_code.products(text, inputs)) == 3
 
 
 LAUNCH = """

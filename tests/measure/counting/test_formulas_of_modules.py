@@ -94,6 +94,46 @@ def test_a_checkpoint_repeats_its_forward(reentrant: bool) -> None:
     assert counts.is_lower_bound is not reentrant
 
 
+class Outer(nn.Module):
+    """Has a formula, and a module inside whose product no dispatcher sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Hidden()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out
+
+
+class Hidden(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Unseen.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        return out
+
+
+register_flop_formula(Outer, lambda args, kwargs, out: 2 * args[0].numel() * out.shape[-1])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_inside_of_a_module_with_a_formula_is_not_listed(compiled: bool) -> None:
+    """Compiled code leaves the call to Python, where the formula is heard."""
+    one: Any = nn.Sequential(Outer(), nn.Linear(4, 4))
+    called = torch.compile(one, backend="eager") if compiled else one
+    x = torch.randn(3, 4)
+    called(x)
+    with count_flops(one) as counts:
+        called(x).sum().backward()
+    assert (counts.forward, counts.backward, counts.uncounted) == (2 * ONE, 3 * ONE, {})
+    torch._dynamo.reset()
+
+
 def test_a_backward_formula_sees_the_forward_s_call() -> None:
     one = Fixed()
     with count_flops(one) as counts:

@@ -24,6 +24,17 @@ class Bound(nn.Linear):
         return OfPython.apply(x, self.weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class Packed(nn.Module):
+    """Its matrix is no parameter, and the kernel takes a copy of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(8, 16, dtype=torch.int8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return OfPython.apply(x, self.weight.t().contiguous().float())  # type: ignore[no-any-return, no-untyped-call]
+
+
 class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -36,6 +47,11 @@ class Scale(nn.Module):
 class Queries(Scale):
     def forward(self, x: Tensor) -> Tensor:
         return x + 0 if self.training and x.dim() > 2 else self.weight.unsqueeze(0).expand(1, -1, -1)
+
+
+class Turned(Scale):
+    def forward(self, x: Tensor) -> Any:
+        return x, self.weight.to(torch.float64)
 
 
 class Itself(Scale):
@@ -54,10 +70,34 @@ def test_a_product_of_pythons_is_listed_by_its_modules_class_and_figures_are_low
     assert (listed.calls, listed.modules) == (4, ("1", "2"))
 
 
+def test_to_copy_a_matrix_is_not_to_multiply_it() -> None:
+    with count_flops(model := Packed()) as counts:
+        model(torch.ones(4, 8))
+    assert list(counts.uncounted) == ["Packed.forward"]
+
+
+def test_a_layer_that_is_first_called_in_inference_mode_is_listed_too() -> None:
+    model = Bound(8, 16)
+    with count_flops(model) as counts:
+        with torch.inference_mode():
+            model(torch.ones(4, 8))
+        model(torch.ones(4, 8))
+    assert counts.uncounted["Bound.forward"].calls == 2
+
+
 @pytest.mark.parametrize(
     "layer",
     [
-        *(nn.Linear(8, 8), Scale(), Queries(), Itself(), nn.Embedding(5, 8), nn.LayerNorm((4, 8)), nn.LSTM(8, 8)),
+        *(
+            nn.Linear(8, 8),
+            Scale(),
+            Queries(),
+            Turned(),
+            Itself(),
+            nn.Embedding(5, 8),
+            nn.LayerNorm((4, 8)),
+            nn.LSTM(8, 8),
+        ),
         *(nn.Conv1d(4, 4, 1), nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.GRUCell(8, 8)),
         *(nn.MultiheadAttention(8, 2), nn.Linear(8, 8).double(), torch.compile(nn.Linear(8, 8), backend="eager")),
     ],

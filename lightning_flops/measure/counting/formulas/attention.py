@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from math import prod
 from typing import Any, TypeGuard
 
@@ -22,6 +22,7 @@ import numpy
 from torch import Tensor, arange, int64
 
 from lightning_flops.measure.counting.formulas.contract import (
+    RESULT,
     Arguments,
     Formula,
     Keywords,
@@ -73,15 +74,15 @@ def _seen(queries: int, keys: int, left: int | None, right: int | None, shift: i
     return int((ends - begins).sum())
 
 
-def _work(entries: Work, head_size: int, value_size: int, *, is_backward: bool) -> Work:
+def _work(entries: Work, head_size: int, value_size: int, out: Any, *, is_backward: bool) -> Work:
     """FLOPs of two products over each score matrix; of a backward's four, and of the scores that it computes again.
 
-    *entries* are the entries of all score matrices, and those that the mask rules out.
+    *entries* are the entries of all score matrices, and those that the mask rules out; *out* is the kernel's result.
     """
     # FLOPs by entry of a score matrix: of the gradients that are asked for, and of all that the kernel executes.
     asked = executed = 2 * (head_size + value_size)
     if is_backward:
-        query, key, value, *bias = _gradients_asked_for()
+        query, key, value, *bias = _gradients_asked_for(out)
         # The gradient of the scores, which all but that of the values need, is a product itself.
         asked = 2 * (value_size * (value + max(query, key, *bias)) + head_size * (query + key))
         executed = 4 * (head_size + value_size) + 2 * head_size
@@ -92,12 +93,15 @@ def _work(entries: Work, head_size: int, value_size: int, *, is_backward: bool) 
     )
 
 
-def _gradients_asked_for() -> list[bool]:
-    """Whether gradients of query, key, value and what follows are asked for, where torch's own node runs the kernel."""
+def _gradients_asked_for(out: Any) -> list[bool]:
+    """Whether gradients of query, key, value and what follows are asked for.
+
+    Torch's own node, if it runs the kernel, says so; else what is there of *out*: of a compiled graph what it reads.
+    """
     node = current_node()
-    if node is None or _NODES.fullmatch(node.name()) is None:
-        return [True] * 3
-    return [edge is not None for edge, _ in node.next_functions]
+    if node is not None and _NODES.fullmatch(node.name()) is not None:
+        return [edge is not None for edge, _ in node.next_functions]
+    return [one is not None for one, _ in zip_longest(out, range(3))] if isinstance(out, tuple) else [True] * 3
 
 
 def heads_first(query: Tensor, key: Tensor) -> Matrices:
@@ -200,7 +204,7 @@ def _flex(is_backward: bool, args: Arguments, kwargs: Keywords, out: Any) -> Wor
         kept = sum(_entries_in_blocks(*each, lengths, block) for each in listed if each[0] is not None)
         kept *= heads // max(prod(counts.shape[:-1]), 1)
     return _work(
-        Work(entries, skipped=entries - kept), int(query.shape[-1]), int(value.shape[-1]), is_backward=is_backward
+        Work(entries, skipped=entries - kept), int(query.shape[-1]), int(value.shape[-1]), out, is_backward=is_backward
     )
 
 
@@ -232,14 +236,14 @@ def _kernel(
     """
     found: dict[str, Rule] = {}
     for name in names.split():
-        found |= rules(name, partial(_kernel_work, "backward" in name, read), f"{operands} {arguments}")
+        found |= rules(name, partial(_kernel_work, "backward" in name, read), f"{operands} {RESULT} {arguments}")
     return found
 
 
 def _kernel_work(
-    is_backward: bool, read: Callable[..., Work], query: Tensor, key: Tensor, value: Tensor, *rest: Any
+    is_backward: bool, read: Callable[..., Work], query: Tensor, key: Tensor, value: Tensor, out: Any, *rest: Any
 ) -> Work:
-    return _work(read(query, key, *rest), sizes_of(query)[0][-1], sizes_of(value)[0][-1], is_backward=is_backward)
+    return _work(read(query, key, *rest), sizes_of(query)[0][-1], sizes_of(value)[0][-1], out, is_backward=is_backward)
 
 
 _WINDOW = "window_size_left? window_size_right?"

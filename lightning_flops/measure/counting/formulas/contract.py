@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_flops.measure.torch_private.needed import OpOverload, is_fake, modes_off, schema_of
+from lightning_flops.measure.torch_private.needed import OpOverload, is_composite, is_fake, modes_off, schema_of
 
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]
@@ -207,6 +207,8 @@ _NO_TRAFFIC = _ALLOCATING | frozenset(
 #: Operators that read of their first argument only what they put out.
 _SELECTING = frozenset("embedding index index_select gather take take_along_dim select_copy slice_copy".split())
 
+COPYING = frozenset({"clone", "_to_copy"})  #: Operators that compute nothing of what they read.
+
 READS_NUMBER = "_local_scalar_dense"  #: Behind ``Tensor.item``, and wherever else a tensor stands for a number.
 #: What decides the size of a call's result, or what it costs, where torch may not say so: values always, numbers that
 #: are read, a mask among indexes.
@@ -275,10 +277,12 @@ class Operator:
             self.writes = tuple(at for at in written if taken[at].name != "grads")
         is_dynamic = torch.Tag.dynamic_output_shape in self.function.tags
         self.sized_by = _SIZED_BY.get(self.short, "values" if is_dynamic else "")
-        makes_no_data = not self.writes and (not schema.returns or makes_views(self.function))
+        # What is made of others, as ``to`` and ``reshape``, may copy where its schema speaks of a view.
+        is_view = makes_views(self.function) and not is_composite(self.function)
+        makes_no_data = not self.writes and (not schema.returns or is_view)
         self.moves_nothing = self.kind == "free" and (self.short in _NO_TRAFFIC or makes_no_data)
         of_others = schema.name.partition("::")[0] not in TORCH_NAMESPACES
-        self.looks_inside = of_others if self.counted else self.kind == "unknown"
+        self.looks_inside = of_others if self.counted else self.kind == "unknown" or is_composite(self.function)
 
     def is_sized_by_values(self, args: Arguments) -> bool:
         """Whether numbers in a call's tensors decide the size of its result, or what it costs."""

@@ -328,22 +328,12 @@ def triangular_solves(count: int, factor: Tensor, right: Tensor) -> int:
     return count * size * size * max(right.numel() // max(size, 1), prod(factor.shape[:-2]))
 
 
-def solve(matrix: Tensor, right: Tensor) -> int:
-    """LU, then two triangular solves for each column."""
-    return decomposition(_LU, matrix) + triangular_solves(2, matrix, right)
-
-
 def qr(matrix: Tensor, mode: str) -> int:
     """``linalg_qr``: k reflections, and Q of c columns, unless only R is asked for: 4·m·c·k − 2·(m + c)·k² + 4·k³/3."""
     m, k = int(matrix.shape[-2]), min(matrix.shape[-2:])
     columns = m if mode == "complete" else k
     terms = 4 * m * columns * k - 2 * (m + columns) * k * k + Fraction(4 * k**3, 3)
     return decomposition(_REFLECTIONS, matrix) + (0 if mode == "r" else int(prod(matrix.shape[:-2]) * terms))
-
-
-def svd(matrix: Tensor, full: bool, vectors: bool = True) -> int:
-    """Values, and vectors if they are asked for, thin or *full*."""
-    return decomposition(_SVD[vectors * (1 + full)], matrix)
 
 
 def fourier(share: int, values: Tensor, dims: Sequence[int]) -> Work:
@@ -414,10 +404,18 @@ ESTIMATE_RULES: dict[str, Rule] = {
     **_golub("_cholesky_solve_helper", partial(triangular_solves, 2), "A self"),
     **_golub("linalg_lu_solve", partial(triangular_solves, 2), "LU B"),
     **_golub("linalg_lu linalg_lu_factor_ex _linalg_det _linalg_slogdet", partial(decomposition, _LU)),
-    **_golub("_linalg_solve_ex", solve, "A B"),
+    **_golub(
+        "_linalg_solve_ex",
+        lambda matrix, right: decomposition(_LU, matrix) + triangular_solves(2, matrix, right),
+        "A B",
+    ),
     **_golub("geqrf", partial(decomposition, _REFLECTIONS)),
     **_golub("linalg_qr", qr, "A mode"),
-    **_golub("_linalg_svd", svd, "A full_matrices compute_uv"),
+    **_golub(
+        "_linalg_svd",
+        lambda matrix, full, vectors: decomposition(_SVD[vectors * (1 + full)], matrix),
+        "A full_matrices compute_uv",
+    ),
     # Tridiagonal QR
     **_golub(
         "_linalg_eigh",

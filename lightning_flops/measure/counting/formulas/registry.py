@@ -32,6 +32,7 @@ from lightning_flops.measure.torch_private.needed import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
+    hide,
     is_composite,
     overloads_named,
     schema_of,
@@ -98,9 +99,8 @@ def _find(operator: Any) -> Operator:
     of_torch = getattr(sys.modules.get("torch.utils.flop_counter"), "flop_registry", {}).get(operator.overloadpacket)
     if of_torch is not None:
         return known("formula", lambda args, kwargs, out: whole_flops(of_torch(*args, **kwargs, out_val=out)))
-    if makes_views(operator):
-        return known("free")
-    return known("free" if not is_composite(operator) and is_free(qualified, operator) else "unknown")
+    is_known = makes_views(operator) or (not is_composite(operator) and is_free(qualified, operator))
+    return known("free" if is_known else "unknown")
 
 
 def _find_higher_order(operator: Any) -> Operator:
@@ -253,7 +253,8 @@ def register_flop_formula(
             A function's formula sees the arguments of ``apply`` and stands for all operators its ``forward`` runs; a
             kernel's sees the launch's arguments, and None for *out*. So that counters hear of its calls, ``forward``
             (``backward``, ``run``) is wrapped here, once, and stays wrapped: register before compiling. Code that
-            ``torch.compile`` made calls none of them; there the operators that were compiled are counted.
+            ``torch.compile`` made calls none of them, but where it leaves the call to Python; the operators that were
+            compiled are counted. TorchScript cannot compile such a module.
         formula: the formula, or the whole number of FLOPs of every call; left out, ``register_flop_formula`` is a
             decorator.
         backward: for an autograd function, the same for its ``backward``: a formula sees the incoming gradients, and
@@ -319,8 +320,8 @@ def _operator_name(target: Any) -> str:
     if (custom := custom_operator_name(target)) is not None:
         return custom
     raise TypeError(
-        "a FLOP formula is registered for an operator, its name, a custom operator, an autograd.Function or a Triton "
-        f"kernel, got {target!r}"
+        "a FLOP formula is registered for an operator, its name, a custom operator, an autograd.Function, a class of "
+        f"modules or a Triton kernel, got {target!r}"
     )
 
 
@@ -355,6 +356,7 @@ def _watch(
                 ends(*returned)
         return out
 
+    hide(call, alone=True)  # where the compiler leaves the call to Python, it is heard
     setattr(owner, attribute, staticmethod(call) if isinstance(owner, type) and not is_module else call)
 
 
