@@ -159,7 +159,11 @@ def test_two_products_that_max_autotune_adds_up_are_counted() -> None:
     inductor: Any = torch._inductor
     first, second, x = nn.Linear(16, 8, bias=False), nn.Linear(16, 8, bias=False), torch.randn(4, 16)
     with inductor.config.patch(max_autotune=True, max_autotune_gemm_backends="ATEN"), torch.no_grad():
-        compiled: Any = torch.compile(lambda x: first(x) + second(2 * x))
+
+        @torch.compile
+        def compiled(x: Tensor) -> Any:
+            return first(x) + second(2 * x)
+
         compiled(x)
         with count_flops() as counts:
             compiled(x)
@@ -169,7 +173,11 @@ def test_two_products_that_max_autotune_adds_up_are_counted() -> None:
 def test_gradients_of_compiled_attention_that_nobody_asks_for_are_recompute() -> None:
     """Frozen keys and values: the scores' gradient and the queries' are asked for, of five products."""
     layer, x, memory = nn.Linear(4, 4, bias=False), torch.randn(2, 2, 5, 4), torch.randn(2, 2, 5, 4)
-    compiled: Any = torch.compile(lambda x: functional.scaled_dot_product_attention(layer(x), memory, memory))
+
+    @torch.compile
+    def compiled(x: Tensor) -> Any:
+        return functional.scaled_dot_product_attention(layer(x), memory, memory)
+
     compiled(x).sum().backward()
     product, linear = 2 * 2 * 2 * 5 * 5 * 4, 2 * 2 * 2 * 5 * 4 * 4
     with count_flops(layer) as counts:

@@ -111,7 +111,7 @@ class Hidden(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 4))
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = Unseen.apply(x, self.weight)  # type: ignore[no-untyped-call]
         return out

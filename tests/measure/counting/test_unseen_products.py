@@ -27,6 +27,8 @@ class Bound(nn.Linear):
 class Packed(nn.Module):
     """Its matrix is no parameter, and the kernel takes a copy of it."""
 
+    weight: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("weight", torch.ones(8, 16, dtype=torch.int8))
