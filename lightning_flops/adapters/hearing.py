@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_flops import host_clock
 from lightning_flops.measure.module_hooks import around_compilations, around_scripting
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private.needed import hide
@@ -55,9 +54,9 @@ class Hook:
     def __call__(self, *args: Any) -> None:
         """Notify the adapter, if it is there, on the thread that trains."""
         leave_compiled_code()
-        now, adapter = host_clock.now(), self._adapter()
+        adapter = self._adapter()
         if adapter is not None and adapter.run.delivery.thread == threading.get_ident():
-            adapter.run.does(now, self._notify, adapter, *args)
+            adapter.run.does(self._notify, adapter, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # in a pickle or a copy: the standard library's, and does nothing
@@ -97,22 +96,20 @@ class HearingAdapter(Adapter):
         held, only = weakref.ref(self), None if of is None else weakref.ref(of)
 
         def has_begun(*args: Any, **kwargs: Any) -> Ends | None:
-            now, one = host_clock.now(), held()
-            is_other = only is not None and not (args and args[0] is only())
+            one, is_other = held(), only is not None and not (args and args[0] is only())
             if one is None or is_other or one.run.closed or one.run.delivery.thread != threading.get_ident():
                 return None
             if begins is not None:
-                one.run.does(now, begins, one, *args, **kwargs)
+                one.run.does(begins, one, *args, **kwargs)
             return has_ended
 
         def has_ended(result: Any, error: BaseException | None) -> None:
-            now, one = host_clock.now(), held()
-            if one is None:
+            if (one := held()) is None:
                 return
             if error is not None and raises is not None:
-                one.run.does(now, raises, one, error)
+                one.run.does(raises, one, error)
             elif ends is not None:
-                one.run.does(now, ends, one, result)
+                one.run.does(ends, one, result)
 
         hide(has_ended)
         listen(undo, owner, name, has_begun)

@@ -17,7 +17,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from lightning_flops import host_clock
 from lightning_flops.analysis.plan import MemoryPrediction
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.config import ProfilerConfig
@@ -126,10 +125,9 @@ class Run:
         self.clock = parts.clock if isinstance(parts, PhaseTimer) and is_alone else None
         self._phase_follows()
 
-    def does(self, now: float, ours: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+    def does(self, ours: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | None:
         """What *ours* answers, which the user's program would not call: what it takes is in no time of a step.
 
-        It takes it since *now*, when torch or a framework called us: to come from there to here takes time as well.
         Its first ``Exception`` ends our part of the run with one warning; then, and once the run is closed, it does
         nothing. ``KeyboardInterrupt`` and the like pass through, as does an exception that a signal handler of the
         user's raised while our code ran.
@@ -138,7 +136,7 @@ class Run:
         runs = clock is not None and clock.paused_at is None  # asked first: it goes on, whatever interrupts the pause
         try:
             if clock is not None and runs:
-                clock.pause(now)
+                clock.pause()
             return None if self.closed else ours(*args, **kwargs)
         except Exception as error:
             if not isinstance(error, RecursionError):  # there is no room for us, nor for words about it
@@ -419,7 +417,7 @@ def safe(hook: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P]
     @functools.wraps(hook)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
         if self.run is not None:
-            return self.run.does(host_clock.now(), hook, self, *args, **kwargs)  # type: ignore[no-any-return]
+            return self.run.does(hook, self, *args, **kwargs)  # type: ignore[no-any-return]
         try:
             return hook(self, *args, **kwargs)
         except Exception as error:

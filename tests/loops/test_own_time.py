@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import nullcontext
 from dataclasses import astuple
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_flops import profile_training
-from lightning_flops.adapters import hearing
 from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.measure.timing.phase_timer import WallClock
 from lightning_flops.run.run import Run
@@ -42,15 +40,12 @@ PARTS = {
 
 @pytest.fixture
 def ours_sec(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Seconds that the profiler takes in a step: 0.25 for each thing that it hears, and as much to see that it may."""
-    threads = SimpleNamespace(get_ident=now.slowed(threading.get_ident, 0.25))  # asked where something begins
-    monkeypatch.setattr(hearing, "threading", threads)
+    """Seconds that the profiler takes in a step: 0.25 for each of the things that it hears."""
     for name in HEARD:
         monkeypatch.setattr(LoopAdapter, name, now.slowed(getattr(LoopAdapter, name), 0.25))
     # The parent's step has torch's hooks where an optimizer of its own was ever made, and is heard inside the update.
     torch.optim.SGD([torch.zeros(1)])
-    hooks, wrappers = 6, 2  # a wrapper asks once for both ends; the update is heard twice
-    return 0.25 * (len(HEARD) + 2) + 0.25 * (hooks + wrappers)
+    return 0.25 * (len(HEARD) + 2)
 
 
 def window_of(now: FakeNow, windows: list[Any], *, workers: int = 0, rests: float = 0.0) -> Any:
@@ -85,8 +80,8 @@ def test_beside_the_workers_of_a_loader_it_is_not_taken_off(now: FakeNow, window
 
 def test_the_clock_goes_on_whatever_interrupts_the_profiler_and_where(now: FakeNow) -> None:
     class Interrupted(WallClock):
-        def pause(self, now: float) -> None:
-            super().pause(now)
+        def pause(self) -> None:
+            super().pause()
             raise KeyboardInterrupt
 
     for clock, error in [(WallClock(now), ValueError), (Interrupted(now), KeyboardInterrupt)]:
@@ -95,12 +90,12 @@ def test_the_clock_goes_on_whatever_interrupts_the_profiler_and_where(now: FakeN
         began = clock.stamp()
 
         def fails(run: Any = run) -> None:
-            Run.does(run, now(), now.sleep, 1.0)  # something of ours inside of something of ours
+            Run.does(run, now.sleep, 1.0)  # something of ours inside of something of ours
             now.sleep(2.0)
             raise ValueError
 
         with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
-            Run.does(run, now(), fails)
+            Run.does(run, fails)
         assert bool(failures) is (error is ValueError)
         now.sleep(4.0)
         assert clock.stamp() - began == 4.0
@@ -113,5 +108,5 @@ def test_where_a_program_has_left_no_room_for_the_profiler_its_run_goes_on() -> 
     def recurses() -> None:
         recurses()
 
-    assert Run.does(run, 0.0, recurses) is None
+    assert Run.does(run, recurses) is None
     assert not failures

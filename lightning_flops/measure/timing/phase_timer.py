@@ -38,9 +38,9 @@ class WallClock:
         self._ours_sec = 0.0  # what the profiler has taken for itself
         self.paused_at: float | None = None  # by ``now``; None: it runs
 
-    def pause(self, now: float) -> None:
-        """Stand still since *now*, by the host's clock, because the profiler works, until ``go_on``."""
-        self.paused_at = now
+    def pause(self) -> None:
+        """Stand still from here on, because the profiler works, until ``go_on``."""
+        self.paused_at = self._now()
 
     def go_on(self) -> None:
         """After a pause the user's program goes on, with the stamp at which it has stopped."""
