@@ -191,7 +191,7 @@ def taken(name: str, size: Size, *, profiled: bool) -> Taken:
     """What the profiler reports of one training, or what the program's own clock says."""
     torch.manual_seed(0)
     net = StampedNet(size.model(), Stopwatch())
-    batches = [torch.randn(size.batch, size.width)] * (FIRST_STEPS + TIMED_STEPS + 10)
+    batches = [torch.randn(size.batch, size.width)] * (FIRST_STEPS + 2 * TIMED_STEPS)
     settings = {"profile_step": FIRST_STEPS, "timing_steps": TIMED_STEPS, "trace": False}
     profiles = TRAININGS[name](net, batches, settings if profiled else None)
     if not profiled:

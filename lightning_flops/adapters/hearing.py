@@ -11,8 +11,9 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,6 +77,11 @@ class HearingAdapter(Adapter):
     _lookers: tuple[weakref.ref[nn.Module], ...] = ()  # models that were called without gradients
     _asked: tuple[tuple[Any, ...], ...] = ()  # what the rollouts that run were called with
 
+    def __init__(self) -> None:
+        # What takes down what hears, with what puts it up again and the methods that it notifies.
+        self._hears: dict[Callable[[], None], tuple[Callable[[], None], tuple[Any, ...]]] = {}
+        self._missing: list[Callable[[], None]] = []  # what puts up again what was taken down
+
     def hear(
         self,
         owner: Any,
@@ -112,7 +118,10 @@ class HearingAdapter(Adapter):
                 one.run.does(ends, one, result)
 
         hide(has_ended)
-        listen(undo, owner, name, has_begun)
+        mine = Undo()
+        self._hear_by(
+            undo, partial(listen, mine, owner, name, has_begun), mine.close, *(() if raises else (begins, ends))
+        )
 
     def hear_calls(
         self,
@@ -136,11 +145,29 @@ class HearingAdapter(Adapter):
                 handles[-1].remove()  # it is there until it is removed, whatever interrupts that
                 handles.pop()
 
-        undo.callback(take_down)
-        put_up()
+        self._hear_by(undo, put_up, take_down, begins, ends)
         around_scripting(undo, take_down, put_up)
         if was_used():  # code that had seen the hooks would break its graph there
             around_compilations(undo, take_down, put_up)
+
+    def _hear_by(self, undo: Undo, put_up: Callable[[], None], take_down: Callable[[], None], *notified: Any) -> None:
+        """Put up what has these methods *notified*, until *undo* is closed; it may go down meanwhile."""
+        self._hears[take_down] = put_up, notified
+        undo.callback(self._hears.pop, take_down, None)
+        undo.callback(take_down)
+        put_up()
+
+    def goes_unheard(self, usual: Collection[Callable[..., Any]], *, but: Callable[..., Any]) -> None:
+        """Take off what hears of these *usual* events of each step, *but* for one, until ``hears_again``."""
+        for take_down, (put_up, notified) in self._hears.items():
+            if but not in notified and any(one in usual for one in notified):
+                self._missing.append(put_up)
+                take_down()
+
+    def hears_again(self) -> None:
+        """Put it up again."""
+        while self._missing:
+            self._missing.pop()()
 
     def hear_fetches(self, undo: Undo) -> None:
         """Hear of the batches that any DataLoader is asked for, by ``fetch_begins`` and ``fetch_ends``."""

@@ -99,6 +99,7 @@ class LightningAdapter(HearingAdapter):
         publish: Callable[[Profile], None],
         own_folder: str | None,
     ) -> None:
+        super().__init__()
         self._callback, self._trainer = callback, trainer
         self._callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         self._trains = loop == "training"
@@ -157,6 +158,11 @@ class LightningAdapter(HearingAdapter):
     def declared_batch_size(self) -> int | None:
         """What the loop's own DataLoader knows of the batch that it has brought last."""
         return rows_fetched(self._done.asked())
+
+    def hears_again(self) -> None:
+        """The optimizers have made attempts meanwhile."""
+        super().hears_again()
+        self._done.attempts = self._attempted()
 
     # ---- what is heard
 

@@ -106,6 +106,7 @@ class LoopAdapter(HearingAdapter):
         settle_steps: int = 2,
         ends_when_dropped: bool = False,
     ) -> None:
+        super().__init__()
         self._model, self._frame = model, frame
         self._optimizers = tuple(optimizers)
         self.facts = Facts(

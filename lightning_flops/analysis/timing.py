@@ -36,16 +36,18 @@ def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float, list[Ste
 
     No part is negative or absurd, and their sum is above zero. Marks cost time, on a host-bound GPU above all. So the
     typical step is one of those between two stamps alone, and each time of the others is scaled to it. Too few plain
-    ones are none.
+    ones are none. They are scaled to steps that went unheard, if these were shorter: to be heard costs time, too.
     """
     found = [(step, asdict(step.seconds)) for step in window.timed_steps if step.seconds is not None]
     timed = [(step, of) for step, of in found if sum(of.values()) > 0 and all(map(_is_duration, of.values()))]
     plain = [one for one in window.plain_steps if one.seconds is not None and 0 < one.seconds.total <= _LONGEST_SEC]
     if not timed or len(plain) < _LEAST_PLAIN:
         return [step for step, _ in timed], 1.0, []
-    longer = _typical([sum(of.values()) for _, of in timed]) / _typical(
-        [one.seconds.total for one in plain if one.seconds is not None]
-    )
+    whole_sec = _typical([one.seconds.total for one in plain if one.seconds is not None])
+    unheard_sec = _typical(window.unheard_sec) if len(window.unheard_sec) >= _LEAST_PLAIN else whole_sec
+    if unheard_sec < whole_sec:
+        plain = [_times_as_long(one, unheard_sec / whole_sec) for one in plain]
+    longer = _typical([sum(of.values()) for _, of in timed]) / min(unheard_sec, whole_sec)
     return [_times_as_long(step, 1 / longer) for step, _ in timed], longer, plain
 
 

@@ -3,7 +3,7 @@
 An adapter's events reach a ``Recorder`` by the ``Run``. Which step is counted, which are timed, and when the window is
 over, is said in one place, in the order in which it happens: ``Recorder._window``::
 
-    waiting ── open() ──> counting ──> settling ──> timing ──> plain ────────────┬──> tracing ──> lines ──> closed
+    waiting ── open() ──> counting ──> settling ──> timing ──> plain ──> unheard ┬──> tracing ──> lines ──> closed
                              ^                        │                          │
                              └── signatures keep changing: as many are counted ──┘
 """
@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter as Tally
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import pairwise, starmap
+from statistics import median
 from typing import Any, get_args
 
 from torch import device, nn
@@ -47,6 +49,7 @@ from lightning_flops.signals import Undo
 _LEAST_WATCHED = 10
 # Signatures "keep changing" when none of the steps to time, so many at least, has the counted one's, or few of twice.
 
+_SHORT_SEC = 0.01  # below it steps are timed unheard, too: to be heard makes them longer by up to 0.3 ms
 _LEAST_HALVED = 16  #: From so many steps on the parts of one half are timed, and of the other half the step alone.
 
 
@@ -60,6 +63,7 @@ class Phase(Enum):
     SETTLING = "settling"
     TIMING = "timing"
     PLAIN = "plain"  #: Steps are timed between two stamps alone.
+    UNHEARD = "unheard"  #: Short ones are, too, if nothing else is heard of them: between the ends of two.
     TRACING = "tracing"
     LINES = "lines"  #: The user's lines are sampled.
     CLOSED = "closed"
@@ -102,6 +106,13 @@ _Plan = tuple[Phase, Parts | None]
 #: The plan of one step after the other: each step is sent in when it is over, and brings the plan of the next.
 _Life = Generator[_Plan, RunningStep, None]
 
+_OTHER_SHAPES = (
+    "Batches have other shapes since some steps went unheard, which are in no time, and in the FLOPs of the run as the "
+    "step before them."
+)
+
+_OF_WHOLE = 2  # marks of a step that is timed between two stamps alone
+
 _TimedStep = tuple[StepRecord, list[Mark]]
 
 
@@ -110,11 +121,15 @@ class Measured:
     """What a window has measured since its first step was counted."""
 
     counter: PartCounter
+    timer: PhaseTimer | None
     counted: list[StepRecord]  #: One step; several where signatures keep changing.
     modules: tuple[ModuleRecord, ...]
     #: The steps that ran while some were timed.
     watched: list[_TimedStep] = field(default_factory=list)
     plain: list[_TimedStep] = field(default_factory=list)  #: Those of which no part was timed.
+    short_steps: int = 0  #: So many may go unheard after these,
+    unheard: list[Any] = field(default_factory=list)  #: and the stamps where they end, the first where they begin.
+    are_alike: bool = False  #: The step after them has batches as those before.
     variable: bool = False  #: Steps keep changing in their signatures.
     complete: bool = False  #: Whether all counts and times are there.
 
@@ -129,13 +144,22 @@ class Measured:
         known = (counted.forwards, counted.backwards, counted.updates)
         return signature.batches == counted.batches and all(map(operator.contains, ((0, one) for one in known), heard))
 
-    def timed(self, timer: PhaseTimer) -> tuple[list[StepRecord], list[StepRecord]]:
-        """The steps that can be compared with what was counted, and those of which no part was timed."""
+    def stamp(self) -> None:
+        """A step ends, and the next one goes unheard, or has."""
+        if self.timer is not None:
+            self.unheard.append(self.timer.clock.stamp())
+
+    def timed(self) -> dict[str, Any]:
+        """Fields of a ``WindowRecord``: steps that can be compared with what was counted, and how they were timed."""
+        if (timer := self.timer) is None:
+            return {"timed_steps": ()}
         timer.clock.settle()
-        return (
-            [timer.read(*one) for one in self.watched if self.is_comparable(one[0].signature)],
-            [timer.read(*one) for one in self.plain if self.may_be_comparable(one[0].signature)],
-        )
+        unheard = self.unheard if self.are_alike else []
+        return {
+            "timed_steps": tuple(timer.read(*one) for one in self.watched if self.is_comparable(one[0].signature)),
+            "plain_steps": tuple(timer.read(*one) for one in self.plain if self.may_be_comparable(one[0].signature)),
+            "unheard_sec": tuple(starmap(timer.clock.seconds_between, pairwise(unheard))),
+        }
 
 
 def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
@@ -342,7 +366,7 @@ class Recorder:
     def _window(self, counter: PartCounter) -> _Life:
         first = yield from self._count(counter)
         modules = describe_modules(self._root, whole=self._whole, note=self._notes.add)
-        measured = Measured(counter=counter, counted=[first], modules=modules)
+        measured = Measured(counter=counter, timer=self._timer, counted=[first], modules=modules)
         if not self.closed:  # asking the user's modules may have ended the run
             self.measured = measured
         if self._timer is not None:
@@ -387,6 +411,15 @@ class Recorder:
         while plain_matches < plain_steps and len(measured.plain) < 2 * self._timing_steps:
             signature = yield from self._time(Phase.PLAIN, timer, measured.plain)
             plain_matches += measured.may_be_comparable(signature)
+        if _are_short(measured.plain, timer.clock):
+            measured.short_steps = len(measured.plain)
+        for _ in measured.plain[: measured.short_steps]:
+            yield Phase.UNHEARD, None
+        if measured.unheard:
+            step = yield Phase.SETTLING, None
+            measured.are_alike = step.record().signature.batches == measured.plain[-1][0].signature.batches
+            if not measured.are_alike:
+                self._notes.add(_OTHER_SHAPES)
 
     def _time(
         self, phase: Phase, timer: PhaseTimer, steps: list[_TimedStep]
@@ -415,15 +448,13 @@ class Recorder:
 
     def _record(self, measured: Measured, context: RunContext) -> WindowRecord:
         mixed, tracer = measured.counter.mixed, self._tracer
-        timed, plain = ([], []) if self._timer is None else measured.timed(self._timer)
         window = WindowRecord(
             profile_step=self._profile_step,
             context=context,
             modules=measured.modules,
             flops=measured.counter.flops,
             counted_steps=tuple(measured.counted),
-            timed_steps=tuple(timed),
-            plain_steps=tuple(plain),
+            **measured.timed(),
             timing_steps=self._timing_steps,
             settle_steps=self._settle_steps,
             phases=measured.counter.phases,
@@ -441,6 +472,13 @@ class Recorder:
         ):
             self._notes.add(sentence)
         return replace(window, notes=(*self._notes.of_report(), *filter(None, [tracer.lost])))
+
+
+def _are_short(steps: Sequence[_TimedStep], clock: WallClock) -> bool:
+    """Whether *steps* are alike and, by the host's clock, short; what belongs to no step was in none of them."""
+    spans = [(marks[0][2], marks[-1][2]) for _, marks in steps if len(marks) == _OF_WHOLE]
+    is_alike = len(spans) == len(steps) > 0 and len({step.signature for step, _ in steps}) == 1
+    return is_alike and median([clock.host_seconds_between(*span) for span in spans]) < _SHORT_SEC
 
 
 def _in_order(phases: set[TimePhase]) -> tuple[TimePhase, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,14 @@ class Adapter(ABC):
 
     def names_phase(self, *, begins: bool) -> None:  # noqa: B027
         """By the loop's own word a phase of the step *begins*, or ends."""
+
+    @abstractmethod
+    def goes_unheard(self, usual: Collection[Callable[..., Any]], *, but: Callable[..., Any]) -> None:
+        """Take off what hears of these *usual* events of each step, *but* for one, until ``hears_again``."""
+
+    @abstractmethod
+    def hears_again(self) -> None:
+        """Put it up again: meanwhile there were steps such as the last one that was heard."""
 
     @abstractmethod
     def call(self) -> tuple[str, Any] | None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import TokenReader
 from lightning_flops.measure.fake_steps import fake_steps
 from lightning_flops.measure.notes import Notes
+from lightning_flops.measure.recorder import Phase
 from lightning_flops.measure.timing.phase_timer import PhaseTimer, WallClock
 from lightning_flops.measure.timing.processor_wait import Heat, heat_counter
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
@@ -32,6 +34,7 @@ from lightning_flops.report.text import render_text
 from lightning_flops.run.adapter import Adapter
 from lightning_flops.run.delivery import SEC_AFTER_ERROR, SEC_TO_FINISH, Delivery
 from lightning_flops.run.throughput import Batch, Throughput
+from lightning_flops.run.unheard import Unheard
 from lightning_flops.run.window import Window, new_window
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo, words_of
@@ -70,6 +73,7 @@ class Run:
         self.outside_of: list[str] = []  # what runs now and belongs to no step
         self.between = ""  # of it, what the framework is at between two steps
         self.phases: list[str] = []  # of the running step, each inside the one before; "" is no phase of its own
+        self.unheard: Unheard | None = None  # while steps of the window may go unheard
 
     def begin(self) -> None:
         """The run begins; the adapter's own hooks are in place."""
@@ -137,7 +141,11 @@ class Run:
         try:
             if clock is not None and runs:
                 clock.pause()
-            return None if self.closed else ours(*args, **kwargs)
+            if self.closed:
+                return None
+            if (unheard := self.unheard) is not None:
+                return unheard.does(ours, *args, **kwargs)
+            return ours(*args, **kwargs)
         except Exception as error:
             if not isinstance(error, RecursionError):  # there is no room for us, nor for words about it
                 failed(self, error)
@@ -234,6 +242,7 @@ class Run:
         """
         window, delivery, throughput = self.window, self.delivery, self.throughput
         is_measured = window.scope is not None or window.recorder.sampling_lines
+        is_unheard = window.recorder.state is Phase.UNHEARD
         samples = throughput.samples(batches, rows)
         if window.is_open or is_measured:
             for number, (batch, size) in enumerate(zip(batches, samples, strict=True), 1):
@@ -248,7 +257,7 @@ class Run:
             batches,
             samples,
             updates=updates,
-            profiled=is_measured or delivery.worker.is_busy,
+            profiled=is_measured or delivery.worker.is_busy or is_unheard,
             ends_step=ends_step,
             counts_each=rows is not None,
         )
@@ -260,8 +269,18 @@ class Run:
             throughput.monitor.go_on()
         if ends_step:
             self._step_begins()
+            self._follow_unheard(partial(self.batch_done, *batches, updates=updates, ends_step=True, rows=rows))
         elif not window.is_idle:
             self._follow()
+
+    def _follow_unheard(self, again: Callable[[], None]) -> None:
+        recorder = self.window.recorder
+        if recorder.state not in (Phase.PLAIN, Phase.UNHEARD):
+            self.unheard = None
+        elif self.unheard is None:
+            self.unheard = Unheard(self.adapter)
+        else:
+            self.unheard.step_ends(recorder, again)
 
     def _step_ends(self, seconds: float) -> None:
         self.throughput.step_ends(seconds, index=self.steps_done if self.window.is_open else None)
@@ -314,6 +333,8 @@ class Run:
         try:
             if (window := getattr(self, "window", None)) is None:
                 return  # it was interrupted while it began
+            if self.unheard is not None:
+                self.unheard.hear_again()
             window.leave_scope()
             if window.is_open and (window.recorder.measured or self.throughput.step.batches):
                 if interrupted_by is not None:
@@ -392,7 +413,7 @@ def _account(adapter: Adapter, context: RunContext) -> str:
         return f"what the model was called with is not known; {_BY_HAND}"
     cuda, began = facts.device.type == "cuda", time.monotonic()
     prediction = MemoryPrediction(
-        functools.partial(
+        partial(
             fake_steps,
             facts.root,
             call[1],
