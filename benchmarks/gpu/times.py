@@ -55,7 +55,7 @@ def _fit(here: Here, size: _Size, *, profiled: bool) -> Taken:
     first = _WARM_UP_STEPS + 1 + SETTLES
     callback = profiler(here, profile_step=_WARM_UP_STEPS, timing_steps=size.steps) if profiled else None
     done = fit(
-        here, net, [batch] * (first + size.steps + 1), callback, precision="bf16-true" if here.on_gpu else "32-true"
+        here, net, [batch] * (first + 2 * size.steps), callback, precision="bf16-true" if here.on_gpu else "32-true"
     )
     return reported_by(done.profile) if profiled else net.truth(first, first + size.steps)
 

@@ -90,6 +90,7 @@ def build_profile(
         processor=window.processor,
         longer=longer,
         whole=plain,
+        unheard_steps=len(window.unheard_sec),
     )
     peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
     steps = timed or window.counted_steps

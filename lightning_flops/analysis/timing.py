@@ -83,11 +83,13 @@ def build_timing(
     processor: ProcessorLoss | None = None,
     longer: float = 1.0,
     whole: Sequence[StepRecord] = (),
+    unheard_steps: int = 0,
 ) -> TimingProfile | None:
     """Means and spread over *steps*, whose times are possible; None without any.
 
     *steps* were so many times *longer*, as the *processor* knows them. Those of *whole* were timed as a whole: how
-    long steps are is of them, and how that is divided of *steps*, and where those stalled. Of *mixed_phases*, which
+    long steps are is of them, and how that is divided of *steps*, and where those stalled; so many more were *unheard*.
+    Of *mixed_phases*, which
     cannot be separated, only the sum is given. Phases of training that took no time are not there in a run that does
     not train.
     """
@@ -108,6 +110,7 @@ def build_timing(
         excluded_sec=_excluded_sec([*steps, *whole]),
         excludes_in_each=all(any(one.excluded_sec.values()) for one in [*steps, *whole]),
         whole_steps=len(whole),
+        unheard_steps=unheard_steps,
         longer=longer,
         processor_steps_sec=_by_step([spent / longer for spent in measured.batches_sec], steps),
         starved_share=measured.waited_share,

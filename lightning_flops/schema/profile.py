@@ -46,7 +46,7 @@ class ReportSettings:
 class Profile(codec.Shown):
     """One window of one rank, counted, timed and divided; immutable."""
 
-    VERSION = 16
+    VERSION = 17
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     profile_step: int  #: N: the counted step is the one that began after N steps of the fit.
     report_step: int  #: The run's own x-axis value after the last step that is in a figure of it.

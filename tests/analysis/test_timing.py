@@ -244,3 +244,20 @@ def test_processor_time_of_an_evaluation_between_steps_is_in_none_of_them() -> N
 def test_the_middle_half_leaves_out_a_quarter_on_either_side() -> None:
     # Of twelve steps the three shortest and the three longest: 4 to 9 are left, whose mean is 6.5.
     assert forwards(*map(float, (12, 1, 11, 2, 10, 3, 9, 4, 8, 5, 7, 6))).global_step.typical_sec == 6.5
+
+
+@pytest.mark.parametrize(
+    ("unheard_sec", "step_sec", "longer"), [((3.0,) * 6, 3.0, 5 / 3), ((4.5,) * 6, 4.0, 1.25), ((3.0,) * 3, 4.0, 1.25)]
+)
+def test_steps_timed_as_a_whole_are_scaled_to_those_without_hooks_if_these_took_less_and_are_enough(
+    unheard_sec: tuple[float, ...], step_sec: float, longer: float
+) -> None:
+    """By parts they take 5 s, as a whole 4."""
+    window = replace(
+        windows.mlp_window(),
+        timed_steps=tuple(windows.step(at, seconds=PhaseSeconds(forward=5.0)) for at in range(8)),
+        plain_steps=whole(*(4.0,) * 6),
+        unheard_sec=unheard_sec,
+    )
+    found = known(windows.build_profile(window, config=ProfilerConfig()).timing)
+    assert (found.global_step_sec, found.longer) == (step_sec, longer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.deepspeed import attach
+from lightning_flops.measure.recorder import Phase
 from lightning_flops.measure.timing.phase_timer import WallClock
 from tests.deepspeed.engines import (
     BLOCK,
@@ -307,7 +309,7 @@ def every_second_is_in_its_part(loader: str) -> None:
 
 @scenario("forward", "backward", "optimizer")
 def after_an_exception_nothing_is_left(where: str) -> None:
-    """Step 2 is counted; the window is closed before step 8, when the monitor alone is on."""
+    """Step 2 is counted; the window is closed before step 8, when the monitor alone is on. Step 23 goes unheard."""
     failing = ""
 
     def fail(place: str) -> None:
@@ -324,14 +326,16 @@ def after_an_exception_nothing_is_left(where: str) -> None:
             fail("optimizer")
             return super().step(closure)
 
-    for at in (2, 8):
+    for at, timing_steps in ((2, BLOCK["timing_steps"]), (8, BLOCK["timing_steps"]), (23, 16)):
         failing, model = "", Fails()
-        with installed(), logged() as lines:
-            engine = engine_of(config(block={**BLOCK, "monitor": True}), model, FailsSgd(model.parameters(), lr=0.1))
+        block = {**BLOCK, "monitor": True, "timing_steps": timing_steps}
+        with installed(), logged() as lines, patch("lightning_flops.measure.recorder._SHORT_SEC", math.inf):
+            engine = engine_of(config(block=block), model, FailsSgd(model.parameters(), lr=0.1))
             handle = attach(engine)
             try:
                 for (batch,) in DataLoader(TensorDataset(torch.randn((at + 2) * SAMPLES, 8)), batch_size=SAMPLES):
                     failing = where if engine.global_steps == at else ""
+                    state = handle.run.window.recorder.state
                     loss = engine(batch).square().sum()
                     loss.register_hook(lambda _: fail("backward"))
                     engine.backward(loss)
@@ -342,3 +346,4 @@ def after_an_exception_nothing_is_left(where: str) -> None:
                 raise AssertionError("nothing was raised")
         assert (left_on(engine), handle.profile is None) == ([], at == 2)
         assert at == 8 or sum("RuntimeError" in line for line in lines) == 1, lines
+        assert (state is Phase.UNHEARD) is (at == 23)

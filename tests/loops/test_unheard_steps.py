@@ -1,0 +1,146 @@
+"""Short steps that run without hooks, by a clock in the test's hands: a forward takes longer for each hook on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lightning_flops import Profile, profile_training
+from lightning_flops.pytorch import TrainingProfiler
+from tests.analysis.in_memory import known
+from tests.fake_clock import FakeNow
+
+STEP_SEC, HOOK_SEC, AWAY_SEC = 2.0**-10, 2.0**-11, 2.0**-4  # powers of two: their sums are exact
+TIMED = 16
+FIRST = 1 + 1 + 2 + TIMED  # before it are one that is not profiled, one counted, two left alone, and those with hooks
+STEPS, ROWS, WIDTH = FIRST + TIMED, 4, 8
+
+
+class Hooked(nn.Linear):
+    """It takes longer with hooks, and notes how many it has in each step."""
+
+    def __init__(self, now: FakeNow, step_sec: float) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self._now, self._step_sec = now, step_sec
+        self.hooks: list[int] = []
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """One step's."""
+        self.hooks.append(len(self._forward_hooks) + len(self._forward_pre_hooks))
+        self._now.sleep(self._step_sec + self.hooks[-1] * HOOK_SEC)
+        return super().forward(rows)
+
+
+Does = Callable[[int, TrainingProfiler, FakeNow], object]
+
+
+def trained(
+    now: FakeNow,
+    does: Does = lambda *_: None,
+    *,
+    step_sec: float = STEP_SEC,
+    steps: int = STEPS,
+    profiled: bool = True,
+    **settings: Any,
+) -> tuple[Hooked, Any]:
+    """The model and the profiler of a loop that *does* something after each of its steps."""
+    torch.manual_seed(0)
+    net, data = Hooked(now, step_sec), torch.randn(steps * ROWS, WIDTH)
+    optimizer = torch.optim.AdamW(net.parameters())
+    asked = {"profile_step": 1, "timing_steps": TIMED, "trace": False, "lines": False, **settings}
+    profiler = profile_training(net, optimizer, **asked)
+    with profiler if profiled else nullcontext():
+        for step, rows in enumerate(DataLoader(data, batch_size=ROWS)):  # type: ignore[arg-type]
+            net(rows).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            does(step, profiler, now)
+    return net, profiler
+
+
+def times_of(profile: Profile | None) -> tuple[float, int, int]:
+    """Seconds of a step, how many were timed as a whole, and how many without hooks."""
+    timing = known(known(profile).timing)
+    return timing.global_step_sec, timing.whole_steps, timing.unheard_steps
+
+
+def test_the_time_of_short_steps_is_of_those_without_hooks_which_are_counted_and_no_others(now: FakeNow) -> None:
+    net, profiler = trained(now)
+    assert net.hooks == [2] * FIRST + [0] * (TIMED // 2) + [2] * (TIMED // 2)
+    assert not (net._forward_hooks or net._forward_pre_hooks)
+    assert times_of(profiler.profile) == (STEP_SEC, 8, 8)
+    text = " ".join(str(profiler.profile).split())
+    assert "Step 1 counted, steps 4-11 timed by parts, 8 more as a whole, 8 without hooks." in text
+    assert "8 more ran without our hooks: what hooks take is taken off these." in text and "too long" not in text
+    run = known(profiler.throughput)  # what nothing was heard of is in no rate
+    assert (run.batch_cost_sec.average, known(run.ips).average) == (
+        STEP_SEC + 2 * HOOK_SEC,
+        ROWS / (STEP_SEC + 2 * HOOK_SEC),
+    )
+    flops = known(profiler.profile).flops
+    assert run.model_flops == STEPS * flops.model
+    alone, _ = trained(now, profiled=False)
+    assert torch.equal(net.weight, alone.weight)
+
+
+def test_steps_that_are_long_or_not_all_alike_keep_their_hooks(now: FakeNow) -> None:
+    more: Any = DataLoader(torch.ones(STEPS))  # type: ignore[arg-type]
+
+    def leaves_some_out(step: int, profiler: TrainingProfiler, now: FakeNow) -> None:
+        if step % 3 == 0:
+            with profiler.outside_of_steps():
+                pass
+
+    def fetches_more(step: int, profiler: TrainingProfiler, now: FakeNow) -> None:
+        if step % 3 == 0:
+            next(iter(more))
+
+    for does, step_sec in (((lambda *_: None), 16 * STEP_SEC), (leaves_some_out, STEP_SEC), (fetches_more, STEP_SEC)):
+        net, profiler = trained(now, does, step_sec=step_sec)
+        assert net.hooks == [2] * STEPS
+        assert times_of(profiler.profile) == (step_sec + 2 * HOOK_SEC, 8, 0)
+
+
+def test_what_steps_do_not_have_brings_the_hooks_back_at_once(now: FakeNow) -> None:
+    """The fifth step without hooks is followed by a rest that the loop says to be outside of steps."""
+
+    def rests(step: int, profiler: TrainingProfiler, now: FakeNow) -> None:
+        if step == FIRST + 4:
+            with profiler.outside_of_steps():
+                now.sleep(AWAY_SEC)
+
+    net, profiler = trained(now, rests)
+    assert net.hooks == [2] * FIRST + [0] * 5 + [2] * (STEPS - FIRST - 5)
+    assert times_of(profiler.profile) == (STEP_SEC, 8, 5)
+    assert known(profiler.throughput).batch_cost_sec.average == STEP_SEC + 2 * HOOK_SEC
+
+
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_a_run_that_ends_meanwhile_has_all_its_steps_and_its_report(
+    now: FakeNow, error: type[Exception] | None
+) -> None:
+    ended: list[TrainingProfiler] = []
+
+    def ends(step: int, profiler: TrainingProfiler, now: FakeNow) -> None:
+        ended[:] = [profiler]
+        if step == FIRST + 4:
+            raise error or StopIteration
+
+    with pytest.raises(error or StopIteration):
+        trained(now, ends)
+    (profiler,) = ended
+    # Nothing was heard of a step after them: they may have had other batches.
+    assert times_of(profiler.profile) == (STEP_SEC + 2 * HOOK_SEC, 8, 0)
+    assert known(profiler.throughput).model_flops == (FIRST + 5) * known(profiler.profile).flops.model
+
+
+def test_each_window_has_such_steps(now: FakeNow) -> None:
+    net, profiler = trained(now, profile_step=[1, FIRST + TIMED], steps=2 * STEPS)
+    assert [times_of(one) for one in profiler.profiles] == [(STEP_SEC, 8, 8)] * 2
+    assert net.hooks.count(0) == 16
