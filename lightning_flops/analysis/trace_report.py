@@ -79,15 +79,15 @@ def analyze_trace(
         modules=work.of_modules(modules) if work and modules else modules,
         device_metrics=tables.device_metrics(trace),
         phases=phase_table(trace),
-        overlap=overlap(trace) if collectives is not None else None,
-        collectives=collectives,
+        overlap=overlap(trace) if collectives else None,
+        collectives=collectives or None,
         kernel_summary=kernel_summary,
         kernels=kernels,
-        operators=tables.operator_table(trace),
-        operators_by_shape=tables.operators_by_shape(trace, work.of_shapes() if work else {}),
+        operators=tables.operator_table(trace) or None,
+        operators_by_shape=tables.operators_by_shape(trace, work.of_shapes() if work else {}) or None,
         memory=tables.memory_table(trace),
         transfers=tables.transfer_table(trace),
-        user_scopes=tables.user_scope_table(trace),
+        user_scopes=tables.user_scope_table(trace) or None,
         idle=tables.idle_times(trace),
         notes=(*trace.notes, *steps_of(trace).odd, *_launch_notes(trace)),
         memory_curves=tables.memory_curves(trace),
@@ -123,7 +123,7 @@ def analyze_one(
     notes = (f"FLOPs are n/a: {why}.",) if why and not stepwise else ()  # a comparison says so of its figures
     used = trace.used_device
     return AnalyzedTrace(
-        report=replace(report, notes=(*report.notes, *notes), children=tables.children_table(trace)),
+        report=replace(report, notes=(*report.notes, *notes), children=tables.children_table(trace) or None),
         abilities=device_abilities(
             device_type="cuda" if trace.has_device else "cpu",
             name=used.name if used else None,

@@ -153,14 +153,14 @@ def idle_times(trace: Trace) -> tuple[schema.IdleTime, ...] | None:
     return tuple(found) or None
 
 
-def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
-    """The user's own scopes by name, the longest first; None when there are none."""
+def user_scope_table(trace: Trace) -> tuple[Row, ...]:
+    """The user's own scopes by name, the longest first."""
     rows = np.flatnonzero(trace.where(is_users_scope, Kind.ANNOTATION))
     groups = group_by(trace.name[rows])
     begins = counted_once(groups.number, trace.start_ns[rows], trace.end_ns[rows])
     launched = launched_ns(trace, begins, trace.end_ns[rows])
     on_device = {"device": groups.durations(launched, whole_ns=trace.device_work_ns)} if trace.has_device else {}
-    found = table(
+    return table(
         Row,
         longest_first("host"),
         name=trace.texts(groups.keys[0]),
@@ -168,7 +168,6 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
         host=groups.durations(trace.duration_ns[rows], whole_ns=steps_of(trace).host_ns),
         **on_device,
     )
-    return found or None
 
 
 def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
@@ -234,15 +233,15 @@ class OperatorTimes:
 times_of = once(OperatorTimes)
 
 
-def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
-    """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
+def operator_table(trace: Trace) -> tuple[OperatorRow, ...]:
+    """Every operator by name, the longest self time first (the device's if there is one)."""
     rows, places = times_of(trace).rows, called_from(trace)
     groups = group_by(trace.name[rows])
     return _operators(trace, rows, groups, called_from=[places.get(name, "") for name in groups.keys[0].tolist()])
 
 
-def children_table(trace: Trace) -> tuple[schema.ChildRow, ...] | None:
-    """What each operator called and launched itself, by name; None without operators."""
+def children_table(trace: Trace) -> tuple[schema.ChildRow, ...]:
+    """What each operator called and launched itself, by name."""
     times, links = times_of(trace), links_of(trace)
     owner = np.append(nearest(links.parent, np.isin(np.arange(len(trace)), times.rows)), -1)
     whole = trace.name[times.rows].astype(np.int64)
@@ -254,7 +253,7 @@ def children_table(trace: Trace) -> tuple[schema.ChildRow, ...] | None:
     parents, launched, children = groups.keys
     host = groups.durations(times.host[rows], whole_ns=host_ns[parents])
     spent_ns = np.where(trace.on_device, trace.duration_ns, times.device)[rows]
-    found = table(
+    return table(
         schema.ChildRow,
         longest_first("device", "host"),
         name=trace.texts(children),
@@ -263,11 +262,10 @@ def children_table(trace: Trace) -> tuple[schema.ChildRow, ...] | None:
         host=[None if one else durations for one, durations in zip(launched.tolist(), host, strict=True)],
         device=groups.durations(spent_ns, whole_ns=device_ns[parents]) if trace.has_device else [None] * len(host),
     )
-    return found or None
 
 
-def operators_by_shape(trace: Trace, flops: Mapping[tuple[str, str], schema.Flops]) -> tuple[OperatorRow, ...] | None:
-    """Every operator by the sizes of its inputs, which *flops* are by, too; None where they were not recorded."""
+def operators_by_shape(trace: Trace, flops: Mapping[tuple[str, str], schema.Flops]) -> tuple[OperatorRow, ...]:
+    """Every operator by the sizes of its inputs, which *flops* are by, too, as far as they were recorded."""
     rows = times_of(trace).rows
     rows = rows[trace.inputs[rows] >= 0]
     keys, groups = by_shape(trace, rows)
@@ -283,7 +281,7 @@ def by_shape(trace: Trace, rows: Ints) -> tuple[list[tuple[str, str]], Groups]:
     return [*zip(trace.texts(names), [sizes[place] for place in places.tolist()], strict=True)], groups
 
 
-def _operators(trace: Trace, rows: Ints, groups: Groups, **more: Iterable[Any]) -> tuple[OperatorRow, ...] | None:
+def _operators(trace: Trace, rows: Ints, groups: Groups, **more: Iterable[Any]) -> tuple[OperatorRow, ...]:
     times, columns = times_of(trace), dict[str, Any](more)
     names = trace.texts(groups.keys[0])
     for clock, whole, own in (("host", times.host, times.host_self), ("device", times.device, times.device_self)):
@@ -291,14 +289,13 @@ def _operators(trace: Trace, rows: Ints, groups: Groups, **more: Iterable[Any]) 
             known = clock == "host" or trace.has_device
             of_calls = groups.durations(values[rows], whole_ns=int(own[rows].sum()))
             columns[name] = of_calls if known else [None] * len(names)
-    found = table(
+    return table(
         OperatorRow,
         longest_first("device_self", "host_self"),
         name=names,
         calls=groups.calls,
         **columns,
     )
-    return found or None
 
 
 StepSums = Mapping[TableName, Mapping[str, Ints]]  # of each table by name nanoseconds and calls, a column for each step
@@ -357,11 +354,11 @@ def find_collectives(trace: Trace) -> tuple[Ints, Ints, Ints, list[str]]:
     return rows, said, number, names
 
 
-def collective_table(trace: Trace) -> tuple[Row, ...] | None:
-    """Collectives by name, the longest first; None when the trace has none."""
+def collective_table(trace: Trace) -> tuple[Row, ...]:
+    """Collectives by name, the longest first."""
     rows, said, number, names = find_collectives(trace)
     groups, lengths, clock = group_by(number), trace.duration_ns[rows], "device" if trace.has_device else "host"
-    found = table(
+    return table(
         Row,
         longest_first("device", "host"),
         name=names,
@@ -369,7 +366,6 @@ def collective_table(trace: Trace) -> tuple[Row, ...] | None:
         bytes=groups.sums_known(np.where(said >= 0, trace.bytes[said], -1)),
         **{clock: groups.durations(lengths, whole_ns=int(lengths.sum()))},
     )
-    return found or None
 
 
 def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:

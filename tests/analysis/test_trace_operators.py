@@ -35,7 +35,7 @@ from tests.analysis.trace_events import (
 
 
 def rows(*events: Event) -> dict[str, OperatorRow]:
-    return {row.name: row for row in tables.operator_table(trace(*events)) or ()}
+    return {row.name: row for row in tables.operator_table(trace(*events))}
 
 
 def test_self_time_is_what_called_operators_leave() -> None:
@@ -96,7 +96,7 @@ def test_a_scope_has_what_any_thread_launched_while_it_was_open() -> None:
         launch(3, 92, thread=3), kernel(3, 95, 11),
         scope("loss", 80, 10),
     )  # fmt: skip
-    loss, backward = known(tables.user_scope_table(found))
+    loss, backward = tables.user_scope_table(found)
     assert (loss.name, loss.calls, known(loss.host).total_us, known(loss.host).ratio) == ("loss", 2, 30, 0.3)
     assert (backward.name, backward.calls, known(backward.host).total_us) == ("my backward", 1, 30)
     assert (known(loss.device).total_us, known(backward.device).total_us) == (5, 7)
@@ -105,7 +105,7 @@ def test_a_scope_has_what_any_thread_launched_while_it_was_open() -> None:
 
 def test_scopes_that_torch_opens_are_not_the_users() -> None:
     names = ("ProfilerStep#1", "enumerate(DataLoader)#x.__next__", "Optimizer.step#Adam.step", "gloo:all_reduce")
-    assert tables.user_scope_table(trace(*(scope(name, 0, 10) for name in names))) is None
+    assert tables.user_scope_table(trace(*(scope(name, 0, 10) for name in names))) == ()
 
 
 def test_copies_are_listed_with_their_launches_and_bytes() -> None:

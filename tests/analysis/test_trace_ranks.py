@@ -60,9 +60,7 @@ def test_bytes_of_a_collective_are_those_of_its_larger_side() -> None:
         # Its arguments name it a collective, and not its kernel.
         kernel(5, 95, 0.5, name="my_symmetric_memory_kernel", **{"Collective name": "allreduce"}),
     )
-    found = [
-        (row.name, row.calls, row.bytes, row.device and row.device.total_us) for row in collective_table(loaded) or ()
-    ]
+    found = [(row.name, row.calls, row.bytes, row.device and row.device.total_us) for row in collective_table(loaded)]
     assert found == [
         ("_reduce_scatter_base", 1, 1024 * 4, 50),
         ("_allgather_base", 2, 2 * 512 * 2, 10),
@@ -99,7 +97,7 @@ def test_a_collective_that_the_host_performs_is_communication() -> None:
         operator("aten::copy_", 30, 10, thread=2),  # a part of the collective
         operator("aten::mm", 50, 50),
     )
-    (row,) = collective_table(loaded) or ()
+    (row,) = collective_table(loaded)
     assert (row.name, row.calls, row.bytes, row.host and row.host.total_us) == ("all_reduce", 1, None, 60)
     share = overlap(loaded)
     # From 20 to 80, of which the product hides what is after 50; what starts the collective computes nothing.
@@ -247,7 +245,7 @@ def test_arguments_above_a_kernel_have_its_bytes_and_group() -> None:
     arguments |= {"dtype": "Float", "Group size": 4, "Process Group Ranks": "[0, 1, 2, 3]"}
     above = [operator("c10d::alltoall_base_", 200, 60), operator("record_param_comms", 205, 50, **arguments)]
     traces = [exchanging(rank, 2_000, *above) for rank in (0, 1)]
-    assert [row.bytes for row in collective_table(traces[0]) or ()] == [4 * 6144]
+    assert [row.bytes for row in collective_table(traces[0])] == [4 * 6144]
     assert compare_ranks(traces).notes == (
         "Calls of all_to_allv in groups that have ranks without a trace here, so waiting may be counted as transfer: "
         "1.",

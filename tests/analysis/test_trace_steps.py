@@ -282,6 +282,6 @@ def test_a_kernel_counts_once_in_scopes_and_phases_that_several_threads_have_ope
         *(scope(name, 50, 100, thread=2) for name in ("S", "net.forward")),
         *launched(1, 8, 20, 10), *launched(2, 60, 70, 7, thread=2), *launched(3, 120, 130, 3, thread=2),
     )  # fmt: skip
-    shown = [(row.name, row.calls, row.device and row.device.total_us) for row in user_scope_table(loaded) or ()]
+    shown = [(row.name, row.calls, row.device and row.device.total_us) for row in user_scope_table(loaded)]
     assert shown == [("S", 2, 20), ("net.forward", 2, 20)]
     assert phases(loaded)["forward"] == (2, 150, 20)
