@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from itertools import groupby
 
 from lightning_flops.signals import Quiet
 
@@ -70,15 +71,10 @@ def bytes_by_dtype(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{si(size, 'B')} of {dtype}" for dtype, size in ordered)
 
 
-def runs_of(numbers: Iterable[int]) -> list[range]:
+def runs_of(numbers: Iterable[int]) -> list[list[int]]:
     """*numbers* in order, those that follow one another drawn together."""
-    runs: list[range] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1].stop:
-            runs[-1] = range(runs[-1].start, number + 1)
-        else:
-            runs.append(range(number, number + 1))
-    return runs
+    placed = enumerate(sorted(numbers))  # in a run each number has the same distance to its place
+    return [[number for _, number in run] for _, run in groupby(placed, key=lambda item: item[1] - item[0])]
 
 
 def run_text(run: Sequence[int]) -> str:
