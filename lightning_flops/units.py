@@ -128,11 +128,6 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
-def printable_lines(text: str) -> str:
-    r"""*text* with its line breaks kept and each line made ``printable``: for text that may have several lines."""
-    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
-
-
 def page(lines: Iterable[str]) -> str:
     """*lines* as one text, each made ``printable``, with a line break after each."""
     return "".join(f"{printable(line)}\n" for line in lines)

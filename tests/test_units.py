@@ -15,7 +15,6 @@ from lightning_flops.units import (
     percent,
     plain,
     printable,
-    printable_lines,
     run_text,
     runs_of,
     shown,
@@ -84,10 +83,6 @@ ESCAPED = r"\x1b[2J\x1b]0;title\x07\u202e\n"
 def test_what_does_not_print_is_escaped_as_python_writes_it(text: str, escaped: str) -> None:
     assert printable(text) == escaped
     assert printable(escaped) == escaped
-
-
-def test_a_text_of_several_lines_keeps_its_line_breaks_and_no_other() -> None:
-    assert printable_lines("one\ntwo\r\x1b") == "one\ntwo\\r\\x1b"
 
 
 def test_a_record_of_the_packages_log_is_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:

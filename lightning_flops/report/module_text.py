@@ -22,7 +22,7 @@ from lightning_flops.report.document import VIEW, Section, View, at, sentences
 from lightning_flops.report.profile_document import NOT_DESCRIBED, PHASES, whose
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
-from lightning_flops.units import NOT_AVAILABLE, plain, plural, printable, printable_lines
+from lightning_flops.units import NOT_AVAILABLE, plain, plural, printable
 
 
 def is_under_deepspeed(profile: Profile) -> bool:
@@ -296,7 +296,7 @@ class _Tree:
         """The lines of one module, or of several that are alike, whose qualified *names* are these, after *indent*."""
         module, (name, kind) = node.module, names_of(node)
         opening = f"({name}): {kind}(" if name else f"{kind}("
-        extra = " ".join(printable_lines(module.extra_repr).split())
+        extra = " ".join(printable(module.extra_repr.replace("\n", " ")).split())
         parts = [part for part in (self._figures(node), self._latencies(names), extra) if part]
         if not node.children:
             yield from self._wrapped(f"{opening}{', '.join(parts)})", first=indent, rest=f"{indent}    ")
