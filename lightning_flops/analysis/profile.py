@@ -31,7 +31,6 @@ from lightning_flops.analysis.rates import (
     measured_peaks,
     peak_for,
     peak_seconds,
-    per_second,
     ratio,
     sum_if_all_known,
     utilization,
@@ -377,7 +376,7 @@ def _with_tokens(rollout: PhaseProfile, window: WindowRecord, steps: Sequence[St
     made = [tokens for one in steps for tokens in one.rollouts]
     if made:
         prompts, completions = (sum(amounts) / len(steps) for amounts in zip(*made, strict=True))
-        speed = per_second(amount=completions, seconds=rollout.seconds)
+        speed = ratio(part=completions, whole=rollout.seconds)
         rollout = replace(rollout, tokens=prompts + completions, completion_tokens=completions, tokens_per_sec=speed)
     if rollout.flops:
         return rollout

@@ -50,17 +50,15 @@ RATES_OF_TRAINING = (
 )
 
 
-def per_second(*, amount: float | None, seconds: float | None) -> float | None:
-    """Rate of *amount* over *seconds*; None when either is not known, negative or not finite, or *seconds* is zero."""
-    if amount is None or seconds is None or not (0 <= amount < math.inf and 0 < seconds < math.inf):
-        return None
-    rate = amount / seconds
-    return rate if math.isfinite(rate) else None
-
-
 def ratio(*, part: float | None, whole: float | None) -> float | None:
-    """Share of *part* in *whole*; None under the same conditions as ``per_second``."""
-    return per_second(amount=part, seconds=whole)
+    """Share of *part* in *whole*, or the rate of *part* over seconds.
+
+    None when either is not known, negative or not finite, or *whole* is zero.
+    """
+    if part is None or whole is None or not (0 <= part < math.inf and 0 < whole < math.inf):
+        return None
+    found = part / whole
+    return found if math.isfinite(found) else None
 
 
 def peak_seconds(flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str, float]) -> float | None:
@@ -96,7 +94,7 @@ def utilization(
 def rate(name: str, phases: Mapping[str, PhaseProfile]) -> float | None:
     """FLOP/s of the phase of this *name*, if it ran here."""
     one = phases.get(name)
-    return None if one is None or one.estimated else per_second(amount=one.flops, seconds=one.seconds)
+    return None if one is None or one.estimated else ratio(part=one.flops, whole=one.seconds)
 
 
 def rate_of_rollout(phases: Mapping[str, PhaseProfile]) -> float:
@@ -129,7 +127,7 @@ def flops_per_byte(profiles: Sequence[Profile]) -> float:
     known = []
     for one in profiles:
         spent = {dtype.dtype: float(dtype.hardware) for dtype in one.dtypes}
-        peak = per_second(amount=sum(spent.values()), seconds=peak_seconds(spent, one.peaks_flops_per_sec))
+        peak = ratio(part=sum(spent.values()), whole=peak_seconds(spent, one.peaks_flops_per_sec))
         known.append(ratio(part=peak, whole=one.memory_bytes_per_sec))
     return statistics.geometric_mean([one or FLOPS_PER_BYTE for one in known])
 
@@ -170,7 +168,7 @@ def build_rates(
     values, reasons = dict[str, float | None](), dict[str, str]()
     for name, (amount, time, why) in ratios.items():
         seconds: float | None = None if timing is None else getattr(timing, time)
-        values[name] = per_second(amount=amount, seconds=seconds)
+        values[name] = ratio(part=amount, whole=seconds)
         if values[name] is None:
             no_time = NO_TIME if timing is None else _MIXED if seconds is None else "its time is zero"
             reasons[name] = why if seconds else no_time
@@ -236,7 +234,7 @@ def build_throughput(
         tokens=tokens.processed,
         real_tokens=tokens.real,
         padding_ratio=padding_ratio(tokens),
-        tokens_per_sec=per_second(amount=timed_tokens and timed_tokens * dp_size, seconds=seconds.total),
+        tokens_per_sec=ratio(part=timed_tokens and timed_tokens * dp_size, whole=seconds.total),
         unavailable=unavailable,
         batch_stretches_sec=tuple(one for one, _ in totals.stretches_sec),
         reader_stretches_sec=() if reader is None else tuple(wait for _, wait in totals.stretches_sec),
@@ -251,9 +249,9 @@ def _items_per_sec(
     unit: Literal["samples/s", "batches/s"] = "samples/s"
     if totals.samples is None or of_samples is None:
         amounts = ((totals.batches, seconds.total), (1, seconds.least), (1, seconds.greatest))
-        rates, unit = [per_second(amount=number, seconds=sec) for number, sec in amounts], "batches/s"
+        rates, unit = [ratio(part=number, whole=sec) for number, sec in amounts], "batches/s"
     else:
-        rates = [per_second(amount=totals.samples, seconds=seconds.total), of_samples.greatest, of_samples.least]
+        rates = [ratio(part=totals.samples, whole=seconds.total), of_samples.greatest, of_samples.least]
     known = [rate * dp_size for rate in rates if rate is not None]
     return unit, Spread(average=known[0], maximum=known[1], minimum=known[2]) if len(known) == 3 else None
 
@@ -392,7 +390,7 @@ def _at_peaks(profile: Profile, flops: ModuleFlops) -> tuple[tuple[ModuleProfile
                 beyond.append(f"{module.name or 'the root'}'s {phase} ({share:,.2f} times)")
                 amount = None if share > MOST_OF_PEAK else amount
                 share = None
-            rates[f"{phase}_flops_per_sec"] = per_second(amount=amount, seconds=sec)
+            rates[f"{phase}_flops_per_sec"] = ratio(part=amount, whole=sec)
             rates[f"{phase}_utilization"] = share
         modules.append(replace(module, times=module.times and replace(module.times, **rates)))
     more = f" and {len(beyond) - _NAMED} more" if len(beyond) > _NAMED else ""
@@ -412,7 +410,7 @@ def job_at_peaks(ranks: RanksProfile, peaks: Sequence[Mapping[str, float]]) -> R
     shares, of_devices = dict[str, float | None](), list[float | None]()
     for name, which in _SHARES.items():
         flops = {one.dtype: getattr(one, which) for one in ranks.dtypes}
-        of_devices = [per_second(amount=sum(flops.values()), seconds=peak_seconds(flops, one)) for one in peaks]
+        of_devices = [ratio(part=sum(flops.values()), whole=peak_seconds(flops, one)) for one in peaks]
         possible = [
             None if peak is None or sec is None else peak * sec for peak, sec in zip(of_devices, steps_sec, strict=True)
         ]
