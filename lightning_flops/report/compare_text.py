@@ -33,7 +33,6 @@ from lightning_flops.schema.comparison import (
     Cause,
     CausedDifference,
     Comparison,
-    FigureDifference,
     ModuleDifference,
     TableName,
     TimeDifference,
@@ -283,16 +282,16 @@ def _name(row: TimeDifference) -> str:
     return name if row.a.name == row.b.name else f"{row.a.name} -> {name}"
 
 
-def _by_noise_of(figure: FigureDifference) -> str | None:
-    ends = figure.ends and "{:.4f} to {:.4f}".format(*figure.ends)
-    return "exact" if figure.noise_factor == 1 else ends
-
-
 _FIGURES = [
     field("figure", "name", str),
     *all_of({"A": "a", "B": "b"}),
     field("B / A", "ratio", "{:.4f}".format),
-    Column("by noise", _by_noise_of, str, left=True),
+    Column(
+        "by noise",
+        lambda one: "exact" if one.noise_factor == 1 else one.ends and "{:.4f} to {:.4f}".format(*one.ends),
+        str,
+        left=True,
+    ),
 ]
 _HOW_TO_READ = {
     "profiles": "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the "
