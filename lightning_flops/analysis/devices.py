@@ -207,8 +207,7 @@ def why_no_peak(name: str, dtype: str) -> str:
 class DeviceAbilities:
     """What advice may count on of a device; false and empty where it is not known."""
 
-    tensor_core_dtypes: tuple[str, ...] = ()  # of 16 bits, the one to train in first
-    tf32: bool = False
+    tensor_core_dtypes: tuple[str, ...] = ()  # of 16 bits, the one to train in first; with bfloat16 they have TF32
     pins_memory: bool = False  # copies from pinned host memory are faster
 
 
@@ -220,8 +219,7 @@ def device_abilities(
     *, device_type: str | None, name: str | None, compute_capability: tuple[int, int] | None
 ) -> DeviceAbilities:
     """What a device of this *name*, torch's *device_type* and CUDA's *compute_capability* can do, as far as known."""
-    pins_memory, capability = device_type in ("cuda", "xpu"), compute_capability
-    if capability is None or device_type not in (None, "cuda") or _OF_ANOTHER_VENDOR.search(name or ""):
-        return DeviceAbilities(pins_memory=pins_memory)
+    is_nvidias = device_type in (None, "cuda") and not _OF_ANOTHER_VENDOR.search(name or "")
+    capability = compute_capability if compute_capability is not None and is_nvidias else (0, 0)
     dtypes = ("bfloat16", "float16") if capability >= (8, 0) else ("float16",) if capability >= (7, 0) else ()
-    return DeviceAbilities(tensor_core_dtypes=dtypes, tf32=capability >= (8, 0), pins_memory=pins_memory)
+    return DeviceAbilities(tensor_core_dtypes=dtypes, pins_memory=device_type in ("cuda", "xpu"))

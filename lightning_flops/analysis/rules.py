@@ -447,7 +447,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="float32",
-        measured=lambda one: one.shares.get("float32") if one.device.tf32 else None,
+        measured=lambda one: one.shares.get("float32") if "bfloat16" in one.device.tensor_core_dtypes else None,
         fact="{measured} of the model FLOPs are float32, with TF32 off.",
         remedy='Call torch.set_float32_matmul_precision("high"): products of float32 run in TF32, with ten bits of '
         "mantissa; bfloat16 by autocast is faster still.",

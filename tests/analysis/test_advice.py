@@ -50,7 +50,7 @@ from tests.report import windows
 from tests.report.traced_windows import transformer_traced
 from tests.report.windows import A100, cell
 
-TENSOR_CORES = DeviceAbilities(tensor_core_dtypes=("bfloat16", "float16"), tf32=True, pins_memory=True)
+TENSOR_CORES = DeviceAbilities(tensor_core_dtypes=("bfloat16", "float16"), pins_memory=True)
 STRAGGLER = Straggler(
     rank=3, late_sec=0.004, share=0.2, part="backward", part_sec=0.004, module=None,
 )  # fmt: skip
