@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache, wraps
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import MARKS, marked_phase
-from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, group_by, merge
+from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, T, group_by, merge
 
 
 class Kind(IntEnum):
@@ -235,9 +235,6 @@ class Trace:
         used = np.bincount(both) > 0
         kinds, names = np.divmod(np.flatnonzero(used), len(self.names))
         return [*zip(kinds.tolist(), self.texts(names), strict=True)], (np.cumsum(used) - 1)[both]
-
-
-T = TypeVar("T")
 
 
 def once(find: Callable[[Trace], T]) -> Callable[[Trace], T]:

@@ -421,14 +421,17 @@ def memory_curves(trace: Trace) -> tuple[schema.MemoryCurve, ...] | None:
         allocated = total if absolute else np.cumsum(memory["size"][rows])
         # Of each of at most 500 stretches its begin and the most in it.
         firsts, peak = group_by(np.linspace(0, len(rows) - 1, 500, dtype=np.int64)).keys[0], int(allocated.argmax())
-        curve = schema.MemoryCurve(
-            device=device,
-            absolute=absolute,
-            peak_bytes=int(allocated[peak]),
-            peak_us=float(times_us[peak]),
-            peak_phase=next((name for name, start, end in spans if start <= times_us[peak] < end), None),
-            phases=spans if len(spans) <= 500 else (),  # a picture has no room for more
-            points=tuple(zip(times_us[firsts].tolist(), np.maximum.reduceat(allocated, firsts).tolist(), strict=True)),
+        curves.append(
+            schema.MemoryCurve(
+                device=device,
+                absolute=absolute,
+                peak_bytes=int(allocated[peak]),
+                peak_us=float(times_us[peak]),
+                peak_phase=next((name for name, start, end in spans if start <= times_us[peak] < end), None),
+                phases=spans if len(spans) <= 500 else (),  # a picture has no room for more
+                points=tuple(
+                    zip(times_us[firsts].tolist(), np.maximum.reduceat(allocated, firsts).tolist(), strict=True)
+                ),
+            )
         )
-        curves.append(curve)
     return tuple(sorted(curves, key=lambda one: (one.device < 0, one.device)))
