@@ -56,7 +56,6 @@ from lightning_flops.schema.trace import TraceReport
 from lightning_flops.trace.intervals import Floats
 from lightning_flops.units import plain, plural
 
-_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _COMPUTING: tuple[TimePhase, ...] = ("forward", "backward", "optimizer")
 # What a part of a step that computes nothing of the model is a wait for.
 _WAITS: dict[str, Cause] = {"data_wait": "data", "transfer": "loop", "bubble": "communication", "other": "loop"}
@@ -102,7 +101,7 @@ def compare_profiles(
         of_b,
         kind="profiles",
         step=second.step_name,
-        order=_PHASES,
+        order=get_args(TimePhase),
         rows=rows,
         flops_per_byte=per_byte,
         notes=[note],

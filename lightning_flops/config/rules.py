@@ -19,8 +19,7 @@ OWN_FOLDER = "lightning_flops"  # of our files: in that of a run's logs, or by i
 
 # Dtypes whose peak a profile names whether they ran or not; and all that the counter names, which may have peaks.
 DTYPE_NAMES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8", "int8")
-_MORE_DTYPES = ("float4", "uint8", "int16", "int32", "int64", "complex32", "complex64", "complex128")
-PEAK_DTYPES = DTYPE_NAMES + _MORE_DTYPES
+PEAK_DTYPES = (*DTYPE_NAMES, "float4", "uint8", "int16", "int32", "int64", "complex32", "complex64", "complex128")
 
 
 #: The limits from which on advice is given; the setting ``advice_thresholds`` changes them. A share is a share of the

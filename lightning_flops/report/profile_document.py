@@ -158,10 +158,7 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     return Section("Step time breakdown", "", [Table(rows, columns, whole=True), sentences(about, *budget.notes)])
 
 
-_BOTH = ("forward", "backward")
-
-
-def own_sec(modules: Sequence[ModuleProfile], phases: Sequence[str] = _BOTH) -> float | None:
+def own_sec(modules: Sequence[ModuleProfile], phases: Sequence[str] = ("forward", "backward")) -> float | None:
     """Own time of *modules* in these phases, without the modules inside them; None where it is not known of any."""
     found = [at(f"times.own_{phase}_sec")(one) for one in modules for phase in phases]
     return None if set(found) <= {None} else math.fsum(filter(None, found))

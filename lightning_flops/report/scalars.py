@@ -7,7 +7,6 @@ import math
 from lightning_flops.report.document import LARGEST, at
 from lightning_flops.schema.profile import Profile
 
-PROFILE_PREFIX = "flops_profiler"
 MONITOR_PREFIX = "flops_monitor"
 
 # Tags that a loop without training does not have; its rates of a backward are n/a.
@@ -45,7 +44,7 @@ PATHS = {
 
 
 def profile_scalars(
-    profile: Profile, *, prefix: str = PROFILE_PREFIX, monitor_prefix: str = MONITOR_PREFIX
+    profile: Profile, *, prefix: str = "flops_profiler", monitor_prefix: str = MONITOR_PREFIX
 ) -> dict[str, float]:
     """One value for each tag, of one global step and one device unless the tag says more; what is n/a is left out.
 
