@@ -156,9 +156,8 @@ class Place:
         for file, about in sorted(files.items()):
             folder, _, name = file.rpartition("/")
             match = OWN_FILE.fullmatch(name)
-            if match is None or match["kind"] not in kinds:
-                continue
-            if not self._is_local or os.path.isfile(file):  # a pipe would be waited for for ever
+            # A pipe would be waited for for ever.
+            if match and match["kind"] in kinds and (not self._is_local or os.path.isfile(file)):
                 logs, number = folder.removesuffix(f"/{OWN_FOLDER}"), int(match["number"] or 1)
                 found.append(_FoundFile(file, match["kind"], logs, match["whose"], number, _written(about)))
         return found
