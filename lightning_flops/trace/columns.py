@@ -201,10 +201,6 @@ class Trace:
         kinds = {one and (one.name, one.compute_capability, one.sm_count) for one in found}
         return found[0] if len(kinds) == 1 else None
 
-    def of(self, kind: Kind) -> Ints:
-        """Rows of one kind."""
-        return np.flatnonzero(self.kind == kind)
-
     def by_start(self, rows: Mask | Ints) -> Ints:
         """The given rows (a mask or indices) by start."""
         rows = self._rows[rows]

@@ -349,7 +349,7 @@ class Work:
         trace, count = self.trace, len(self.rows)
         place = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last is that of no call
         place[self.rows] = np.arange(count)
-        events = trace.of(Kind.KERNEL)
+        events = np.flatnonzero(trace.kind == Kind.KERNEL)
         call = place[np.append(self.owner, -1)[links_of(trace).operator_of_launch[events]]]
         events, call = events[call >= 0], call[call >= 0]
         says_so = trace.where(multiplies, Kind.KERNEL)[events]

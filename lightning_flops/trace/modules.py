@@ -203,7 +203,7 @@ def place_of(frame: str) -> str | None:
 
 def called_from(trace: Trace) -> dict[int, str]:
     """By the index of an operator's name, the user's line that called it first, as Python's calls say it."""
-    calls, around, _ = nest(trace, trace.of(Kind.PYTHON))
+    calls, around, _ = nest(trace, np.flatnonzero(trace.kind == Kind.PYTHON))
     is_users = trace.where(lambda name: place_of(name) is not None, Kind.PYTHON)
     rows = trace.by_start(links_of(trace).operators)
     inner = enclosing(trace, calls, around, trace.lane[rows], trace.start_ns[rows])

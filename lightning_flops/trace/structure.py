@@ -38,7 +38,7 @@ class Links:
 @once
 def links_of(trace: Trace) -> Links:
     """Callers, launches and launching operators."""
-    operators, parent, depth = nest(trace, trace.of(Kind.OPERATOR))
+    operators, parent, depth = nest(trace, np.flatnonzero(trace.kind == Kind.OPERATOR))
     by_depth = operators[np.argsort(depth, kind="stable")]
     levels = tuple(np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])) if len(operators) else ()
     launch, ambiguous = _launches(trace)

@@ -80,7 +80,7 @@ def kernel_tables(trace: Trace) -> tuple[tuple[schema.KernelRow, ...], schema.Ke
     """Every kernel by name, the longest together first, and all of them together; None without a device."""
     if not trace.has_device:
         return None, None
-    rows = trace.of(Kind.KERNEL)
+    rows = np.flatnonzero(trace.kind == Kind.KERNEL)
     lengths, groups, computes = trace.duration_ns[rows], group_by(trace.name[rows]), ~trace.is_collective[rows]
     names, whole_ns = trace.texts(groups.keys[0]), int(lengths.sum())
     short = lengths < schema.SHORT_KERNEL_LIMIT_US * NS_PER_US
