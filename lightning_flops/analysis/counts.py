@@ -292,8 +292,7 @@ def heaviest_types(
     modules: Iterable[ModuleProfile], *, depth: int, weight: Callable[[ModuleProfile], float]
 ) -> list[tuple[str, float]]:
     """The classes of modules at *depth* levels below the root that weigh anything, and how much, the heaviest first."""
-    types = grouped((module for module in modules if module.depth == depth), lambda module: module.type_name)
-    sums = {name: sum(map(weight, alike)) for name, alike in types.items()}
+    sums = summed(((module.type_name, weight(module)) for module in modules if module.depth == depth), 0)
     return sorted(((name, size) for name, size in sums.items() if size), key=lambda item: -item[1])
 
 
