@@ -83,15 +83,11 @@ def run(options: argparse.Namespace) -> Status | None:
         os.environ[entry_points.LOG_DIR] = options.log_dir
     os.environ.setdefault(entry_points.LOG_DIR, OWN_FOLDER)
     sys.argv = program
-    error: BaseException | None = None
     try:
         profiled.begin(switched_on=entry_points.is_on())
         _run(program[0], is_module=options.module)
-    except BaseException as raised:
-        error = raised
-        raise
     finally:
-        profiled.end(error)
+        profiled.end(sys.exc_info()[1])
     return None
 
 
