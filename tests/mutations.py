@@ -361,13 +361,8 @@ MUTATIONS = (
         "True",
         "sinks/test_services.py",
     ),
-    Mutation(
-        "sinks/profile_files.py",
-        "not one.whose, one.written",
-        "one.written, not one.whose",
-        "sinks/test_profile_files.py",
-    ),
-    Mutation("sinks/profile_files.py", "one.logs == root, not", "not", "sinks/test_profile_files.py"),
+    Mutation("sinks/profile_files.py", "not one.whose,", "0,", "sinks/test_profile_files.py"),
+    Mutation("sinks/profile_files.py", "one.logs == root,", "0,", "sinks/test_profile_files.py"),
     # report, units, config, schema
     Mutation(
         "report/text.py",

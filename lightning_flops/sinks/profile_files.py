@@ -92,9 +92,17 @@ def read_report(path: str | os.PathLike[str], *kinds: str) -> tuple[Any, str]:
         if not found:
             raise place.has_none(*kinds)
         root = place.root.rstrip("/")
-        found.sort(key=lambda one: (one.logs == root, not one.whose, one.written, one.number, one.file))
-        found.sort(key=lambda one: -kinds.index(one.kind))  # those of a kind stay in their order
-        file = found[-1].file
+        file = max(
+            found,
+            key=lambda one: (
+                -kinds.index(one.kind),
+                one.logs == root,
+                not one.whose,
+                one.written,
+                one.number,
+                one.file,
+            ),
+        ).file
     return place.read(file, *kinds), place.shown(file)
 
 
