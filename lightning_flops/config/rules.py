@@ -7,7 +7,7 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
@@ -198,9 +198,8 @@ def unknown_setting(name: object, known: Iterable[str], *, owner: str = "") -> s
     return f"{BLOCK}.{named} is not a setting{f' of {owner}' if owner else ''}, did you mean {near}?"
 
 
-def refuse_unknown(names: Iterable[object], *, known: Iterable[str], owner: str = "") -> None:
+def refuse_unknown(names: Iterable[object], *, known: Collection[str], owner: str = "") -> None:
     """Raise a ConfigError if one of *names* is not in *known*."""
-    known = list(known)
     for name in names:
         if name not in known:
             raise ConfigError(unknown_setting(name, known, owner=owner))
