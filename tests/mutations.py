@@ -350,7 +350,7 @@ MUTATIONS = (
     # sinks
     Mutation("sinks/file.py", "name.touch(exist_ok=False)", "name.touch()", "sinks/test_file.py"),
     Mutation("sinks/file.py", "draft.unlink(missing_ok=True)", "pass", "sinks/test_file.py"),
-    Mutation("sinks/file.py", "number = after + 1", "number = after + 2", "sinks/test_file.py"),
+    Mutation("sinks/file.py", "count(after + 1)", "count(after + 2)", "sinks/test_file.py"),
     Mutation("sinks/file.py", "local and local.resolve()", "local and local.absolute()", "sinks/test_file.py"),
     Mutation(
         "sinks/services.py", "not in self._refused and not ours", "not in self._refused", "sinks/test_services.py"

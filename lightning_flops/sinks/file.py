@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 import fsspec
@@ -100,10 +101,11 @@ def remove_file(path: str) -> None:
 
 def _free(path: str, beside: Sequence[str], *, after: int) -> int:
     file_system, _ = fsspec.core.url_to_fs(path)
-    number = after + 1
-    while any(file_system.exists(numbered(one, number)) for one in (path, *beside)):
-        number += 1
-    return number
+    return next(
+        number
+        for number in count(after + 1)
+        if not any(file_system.exists(numbered(one, number)) for one in (path, *beside))
+    )
 
 
 @contextlib.contextmanager
