@@ -36,8 +36,7 @@ def build_lines(record: LinesRecord | None, *, timing: TimingProfile | None, on_
         _row(found, of_step=_seconds(found) / sampled[found[0].part] * part_sec[found[0].part], step_sec=step_sec)
         for found in grouped(inside, _PLACE).values()
     ]
-    rows.sort(key=lambda row: -row.seconds)
-    return LinesProfile(steps=record.steps, rows=tuple(rows), why=record.why)
+    return LinesProfile(steps=record.steps, rows=tuple(sorted(rows, key=lambda row: -row.seconds)), why=record.why)
 
 
 def _row(found: Sequence[LineRecord], *, of_step: float, step_sec: float) -> LineProfile:

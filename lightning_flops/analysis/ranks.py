@@ -193,9 +193,10 @@ def _evidence(ranks: RanksProfile) -> Evidence:
 
 def _notes(records: Sequence[RankRecord]) -> tuple[str, ...]:
     """What some of the records lack, and whose FLOPs are lower bounds."""
-    left_out = "Left out of the record of {}: the times of its modules and of each single call of a collective."
     found = {
-        left_out: [one.rank for one in records if one.is_shortened],
+        "Left out of the record of {}: the times of its modules and of each single call of a collective.": [
+            one.rank for one in records if one.is_shortened
+        ],
         "LOWER BOUND: FLOPs and their rates, because of {}.": [one.rank for one in records if one.profile.lower_bound],
     }
     return tuple(sentence.format(name_ranks(ranks)) for sentence, ranks in found.items() if ranks)
@@ -271,18 +272,20 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     Where the ranks of a group made different numbers of calls in a step, these stay unmatched; the notes say so.
     """
     tables, notes = _match([one.collectives for one in traced])
-    rows = tuple(
-        RankRow(
-            rank=one.rank,
-            steps=one.steps,
-            overlap=one.overlap,
-            transfer_us=_sum_up_to((row.transfer_us for row in table), most=one.overlap.communication_us),
-            wait_us=_sum_up_to((row.wait_us for row in table), most=one.overlap.communication_us),
-            collectives=table,
-        )
-        for one, table in zip(traced, tables, strict=True)
+    return RankComparison(
+        ranks=tuple(
+            RankRow(
+                rank=one.rank,
+                steps=one.steps,
+                overlap=one.overlap,
+                transfer_us=_sum_up_to((row.transfer_us for row in table), most=one.overlap.communication_us),
+                wait_us=_sum_up_to((row.wait_us for row in table), most=one.overlap.communication_us),
+                collectives=table,
+            )
+            for one, table in zip(traced, tables, strict=True)
+        ),
+        notes=notes,
     )
-    return RankComparison(ranks=rows, notes=notes)
 
 
 _UNMATCHED = "Calls of {} whose counterparts in the other traces are not known, so neither is their waiting: {}."
