@@ -20,7 +20,6 @@ from lightning_flops.report.document import (
     Table,
     all_of,
     at,
-    field,
     points,
     sentences,
     short,
@@ -97,7 +96,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     sides, named = {"A": comparison.a, "B": comparison.b}, _named(comparison)
     names = [
         Column("set up differently", lambda row: row[0].removeprefix("context."), str),
-        *(field("A", "1.0", str, left=True), field("B", "1.1", str, left=True)),
+        *(Column("A", at("1.0"), str, left=True), Column("B", at("1.1"), str, left=True)),
     ]
     alike = "Set up alike: device, ranks, batch, precision, versions, parameters and settings."
     items: list[Item] = [
@@ -283,9 +282,9 @@ def _name(row: TimeDifference) -> str:
 
 
 _FIGURES = [
-    field("figure", "name", str),
+    Column("figure", at("name"), str),
     *all_of({"A": "a", "B": "b"}),
-    field("B / A", "ratio", "{:.4f}".format),
+    Column("B / A", at("ratio"), "{:.4f}".format),
     Column(
         "by noise",
         lambda one: "exact" if one.noise_factor == 1 else one.ends and "{:.4f} to {:.4f}".format(*one.ends),

@@ -97,11 +97,6 @@ def at(path: str) -> Callable[[Any], Any]:
     return of
 
 
-def field(label: str, path: str, show: Callable[[Any], str] = plain, sort: str = "", *, left: bool = False) -> Column:
-    """The column of what a row has at *path*."""
-    return Column(label, at(path), show, sort, left)
-
-
 def all_of(paths: Mapping[str, str], show: Callable[[Any], str] = plain, *, unit: str = "") -> list[Column]:
     """The columns, by their labels, of what a row has at each path, all shown in one way or in one *unit*."""
     return [Column(label, at(path), show, unit=unit) for label, path in paths.items()]
@@ -117,14 +112,14 @@ def named(label: str) -> Column:
     return Column(label, at("name"), str, "name", is_name=True)
 
 
-CALLS = field("calls", "calls", sort="calls")  # the column that most tables have
+CALLS = Column("calls", at("calls"), sort="calls")  # the column that most tables have
 
 
 def spread(path: str, labels: str = "total mean max min ratio", *, prefix: str = "", sort: str = "") -> list[Column]:
     """Durations at *path*, one column each, sorted under *sort* or its own label; *prefix* of the first label."""
     group = path.removesuffix("_self")
     columns = [
-        field(label, f"{path}.ratio", percent)
+        Column(label, at(f"{path}.ratio"), percent)
         if label == "ratio"
         # A total is a thousand times the others.
         else Column(label, at(f"{path}.{label}_us"), unit="us", sort=sort or label, group=f"{group} {label == 'total'}")

@@ -23,7 +23,7 @@ import msgspec
 
 from lightning_flops.analysis.counts import with_those_below
 from lightning_flops.report.compare_text import comparison_sections
-from lightning_flops.report.document import Column, Section, Table, as_data, at, field, share
+from lightning_flops.report.document import Column, Section, Table, as_data, at, share
 from lightning_flops.report.module_text import where
 from lightning_flops.report.profile_document import (
     NOT_DESCRIBED,
@@ -233,7 +233,7 @@ def _all_modules(profile: Profile) -> tuple[list[str], Section]:
     columns = {
         "name": Column("module", lambda one: one.name or "(root)", str),
         "type": Column("class", lambda one: one.type_name or NOT_DESCRIBED, str, left=True),
-        "params": field("params", "params"),
+        "params": Column("params", at("params")),
         "forward": per_step("fwd", at("total.forward"), "FLOPs"),
         "backward": per_step("bwd", lambda one: one.total.backward + one.total.recompute, "FLOPs"),
         "own": per_step("self", at("own.total"), "FLOPs"),

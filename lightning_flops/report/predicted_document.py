@@ -25,7 +25,6 @@ from lightning_flops.report.document import (
     Table,
     all_of,
     at,
-    field,
     share,
     short,
     some_of,
@@ -65,10 +64,10 @@ def predicted_section(report: MemoryReport) -> Section:
 def peak_tables(report: MemoryReport) -> Iterator[Item]:
     """What is held at the peak by kind, the modules that keep most, and the largest batch that fits."""
     shares = share("share", lambda row: row[1] / report.peak_bytes if report.peak_bytes else None)
-    kinds = [field("at the peak", "0", str), Column("", at("1"), unit="B"), shares]
+    kinds = [Column("at the peak", at("0"), str), Column("", at("1"), unit="B"), shares]
     yield Table([*report.at_peak.items()], kinds, whole=True)
     kept = [Column("kept for backward", at("2"), unit="B"), Column("at the peak", at("3"), unit="B")]
-    columns = [field("module", "0", str), field("modules", "1"), *kept]
+    columns = [Column("module", at("0"), str), Column("modules", at("1")), *kept]
     yield Table(_by_pattern(report.modules)[:_MOST_ROWS], columns, whole=True)
     if report.largest is not None:
         yield _largest_words(report, report.largest)
@@ -182,9 +181,9 @@ def plan_section(plan: Plan) -> Section:
     phases = {name: getattr(plan.flops, name) for name in ("forward", "backward", "recompute", "optimizer")}
     counts = {f"{name} FLOPs": plain(flops) + bound for name, flops in phases.items() if flops or name != "optimizer"}
     columns = [
-        field("collective", "kind", str),
+        Column("collective", at("kind"), str),
         Column("along", at("dim"), str, left=True),
-        field("ranks", "size"),
+        Column("ranks", at("size")),
         CALLS,
         Column("bytes", at("bytes"), plain),
         Column("floor", at("floor_sec"), duration),
@@ -317,7 +316,7 @@ def formula_section(report: FormulaReport) -> Section:
         Column("sizes", lambda one: ", ".join(f"{name} {plain(size)}" for name, size in one.sizes.items()), str),
         *all_of({phase: phase for phase in ("forward", "backward", "recompute")}),
         *all_of({"model FLOPs": "model_flops", "hardware FLOPs": "hardware_flops"}),
-        field("from", "source", str),
+        Column("from", at("source"), str),
     ]
     found = (
         f"A multiply-add is two FLOPs. Counted on fake tensors for {plain(report.counted)} "
@@ -373,7 +372,7 @@ def run_section(summary: ThroughputSummary) -> Section:
     items: list[Item] = [
         f"Reader Ratio: {percent(summary.reader_ratio)}",
         f"Time Unit: s, IPS Unit: {summary.ips_unit}",
-        Table([*costs.items()], [field("", "0", str), *spreads], whole=True),
+        Table([*costs.items()], [Column("", at("0"), str), *spreads], whole=True),
         f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank. ips is this rank's, times the "
         "number of ranks that see different data, as if all were as fast. An average is a total divided by a total. "
         "Left out: batches that were counted or traced, validation, checkpoints and what lies between epochs.",

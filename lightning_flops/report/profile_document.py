@@ -15,7 +15,6 @@ from lightning_flops.report.document import (
     Section,
     Table,
     at,
-    field,
     filled,
     points,
     sentences,
@@ -104,15 +103,15 @@ def phases_section(profile: Profile) -> Section:
     """The phases of a step that has some beside training; they add up to it."""
     rows = list(profile.phases.items())
     columns = [
-        field("", "0", str),
+        Column("", at("0"), str),
         Column("mean", at("1.seconds"), unit="s"),
         share("share", at("1.ratio")),
         Column("", at("1.flops"), unit="FLOPs"),
-        field("MFU", "1.mfu", percent),
-        field("in", "1.dtype", str),
-        field("tokens", "1.tokens"),
-        field("completed", "1.completion_tokens"),
-        field("completed/s", "1.tokens_per_sec"),
+        Column("MFU", at("1.mfu"), percent),
+        Column("in", at("1.dtype"), str),
+        Column("tokens", at("1.tokens")),
+        Column("completed", at("1.completion_tokens")),
+        Column("completed/s", at("1.tokens_per_sec")),
     ]
     words = sentences(
         "Rollout runs inside generate; scoring is a model that is called without gradients outside of it. Tokens of a "
@@ -149,7 +148,7 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     labels = _ROWS | {key: label for key, (holds, label) in other_labels.items() if holds}
     rows = [*((label, budget.rows_ns[key]) for key, label in labels.items()), (profile.step_name, budget.wall_ns)]
     columns = [
-        field("", "0", str),
+        Column("", at("0"), str),
         Column("typical", at("1"), unit="ns"),
         share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
     ]
@@ -376,7 +375,7 @@ def flops_section(profile: Profile) -> Section:
     always = ("forward", "model", "hardware")
     rows = [(label.format(factor=factor), name) for name, label in labels.items() if name in always or shown[name]]
     bytes_of = {name: profile.per_step(getattr(moved, name)) for name in PHASES}
-    columns = [field("", "0", str), Column("FLOPs", lambda row: getattr(flops, row[1]))]
+    columns = [Column("", at("0"), str), Column("FLOPs", lambda row: getattr(flops, row[1]))]
     columns += [Column("", lambda row: bytes_of.get(row[1], ""), unit="B")] if moved.total else []
     if ranks is not None:
         of_all, of_model = ranks.flops, ranks.flops_of_model
@@ -412,7 +411,7 @@ def operators_section(profile: Profile) -> Section | None:
 
     phases = {phase: label for phase, label in PHASES.items() if getattr(profile.flops, phase)}
     columns = [
-        field("operator", "operator", str),
+        Column("operator", at("operator"), str),
         Column("calls", per_step("calls")),
         *(Column(label, per_step(f"flops.{phase}"), unit="FLOPs") for phase, label in phases.items()),
         share("share", lambda one: ratio(part=one.flops.total, whole=whole)),
@@ -426,8 +425,8 @@ def uncounted_section(profile: Profile) -> Section:
     """Each operator that ran and is in no count."""
     ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].may_have_flops, -item[1].calls, item[0]))
     columns = [
-        field("operator", "0", str),
-        field("calls", "1.calls"),
+        Column("operator", at("0"), str),
+        Column("calls", at("1.calls")),
         Column("", lambda row: "may have FLOPs" if row[1].may_have_flops else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]

@@ -23,7 +23,6 @@ from lightning_flops.report.document import (
     at,
     distinct_width,
     draw_all,
-    field,
     filled,
     named,
     points,
@@ -87,16 +86,16 @@ _SIZES = [
 ]
 _SIZES_CHARS = 44  # of a call of many tensors, more only where rows would look alike
 _KINDS = [
-    field("each kind by itself, overlaps counted once", "name", str),
+    Column("each kind by itself, overlaps counted once", at("name"), str),
     CALLS,
     Column("time", at("time_us"), unit="us"),
-    field("of the steps", "ratio", percent),
+    Column("of the steps", at("ratio"), percent),
 ]
 # FLOPs of a row, their rate and share of the peak.
 _RATES = [
     Column("", at("flops.total"), unit="FLOPs", sort="flops"),
     Column("", at("flops.flops_per_sec"), unit="FLOP/s", sort="rate"),
-    field("of peak", "flops.of_peak", percent),
+    Column("of peak", at("flops.of_peak"), percent),
 ]
 
 
@@ -173,8 +172,8 @@ def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
         Column("backward", lambda row: row.backward + row.recompute, unit="FLOPs"),
         Column("time", at("time_us"), unit="us", sort="total"),
         Column("", at("flops_per_sec"), unit="FLOP/s", sort="rate"),
-        field("of peak", "of_peak", percent),
-        field("FLOP/byte", "flops_per_byte"),
+        Column("of peak", at("of_peak"), percent),
+        Column("FLOP/byte", at("flops_per_byte")),
         Column("attainable", at("attainable_flops_per_sec"), unit="FLOP/s", group="attainable"),
     ]
     uncounted = [named(""), CALLS, Column("why", at("reason"), str, left=True)]
@@ -307,7 +306,7 @@ _SECTIONS: dict[str, Callable[[TraceReport, Any], Section]] = {
         [
             Column("", _where, str),
             Column("", lambda row: row.name or "not described in the trace", str, left=True),
-            field("SMs", "sm_count"),
+            Column("SMs", at("sm_count")),
             *all_of({"GPU utilization": "utilization", "SM efficiency": "sm_efficiency"}, percent),
             *all_of({"occupancy, %": "occupancy_percent", "blocks/SM": "blocks_per_sm"}),
         ],

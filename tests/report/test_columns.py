@@ -28,20 +28,17 @@ ROWS: set[type] = {
     for kind in vars(module).values()
     if isinstance(kind, type) and dataclasses.is_dataclass(kind)
 }
-FINDERS = {document.at.__name__: 0, document.field.__name__: 1, document.all_of.__name__: 0}
-"""Functions that take a path, or paths by their labels, and as which argument."""
+FINDERS = {document.at.__name__, document.all_of.__name__}
+"""Functions that take a path, or paths by their labels, as their first argument."""
 
 
 def written() -> Iterator[tuple[str, str]]:
     """Each path in the package, and where it is."""
     for file in sorted(Path(lightning_flops.__path__[0]).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            place = (
-                FINDERS.get(node.func.id) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
-            )
-            if place is None or not isinstance(node, ast.Call) or len(node.args) <= place:
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in FINDERS:
                 continue
-            path = node.args[place]
+            path = node.args[0]
             for one in path.values if isinstance(path, ast.Dict) else [path]:
                 if isinstance(one, ast.Constant) and isinstance(one.value, str):
                     yield one.value, f"{file.name}:{node.lineno}"
