@@ -87,8 +87,10 @@ def compare_profiles(
     of_a, of_b = _side(a, sources[0]), _side(b, sources[1])
     first, second = of_a[0].profile, of_b[0].profile
     if first.context.loop != second.context.loop:
-        loops = f"{name_of(of_a)} is of a {first.context.loop} loop, {name_of(of_b)} of a {second.context.loop} loop"
-        raise ComparisonError(f"the steps cannot be compared: {loops}")
+        raise ComparisonError(
+            f"the steps cannot be compared: {name_of(of_a)} is of a {first.context.loop} loop, {name_of(of_b)} of a "
+            f"{second.context.loop} loop"
+        )
     per_byte, rows = flops_per_byte([first, second]), rows_of_both(first.modules, second.modules)
     note = f"Where FLOPs and bytes changed differently, a byte weighs as much as {per_byte:.3g} FLOPs."
     if untimed := [run.source for run in (*of_a, *of_b) if not run.inside]:

@@ -155,8 +155,9 @@ def refuse_mixed_ranks(traces: Sequence[TracedRank]) -> None:
     by_rank = grouped(traces, lambda one: one.rank)
     for rank, alike in by_rank.items():
         if rank is not None and len(alike) > 1:
-            same = f"{alike[0].source} and {alike[1].source} are both of rank {rank}"
-            raise RanksError(f"{same}: give one trace for each rank")
+            raise RanksError(
+                f"{alike[0].source} and {alike[1].source} are both of rank {rank}: give one trace for each rank"
+            )
     if None in by_rank and len(by_rank) > 1:
         raise RanksError(f"{by_rank[None][0].source} does not say which rank it is of, though other traces do")
 

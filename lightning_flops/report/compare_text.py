@@ -219,8 +219,11 @@ def _modules(comparison: Comparison, verdict: Column) -> list[Item]:
         return ["No times of modules in both runs; the notes say why."]
     rows = sorted(comparison.modules, key=lambda one: -abs(one.difference_ns))
     table = Table([one for one in rows if one.a_ns or one.b_ns], [*_columns("own", causes=True), verdict])
-    about = "Forward and backward of each module without those below it; the parts are means over the timed steps, "
-    return [f"{about}their shares from the traced steps.", table]
+    return [
+        "Forward and backward of each module without those below it; the parts are means over the timed steps, their "
+        "shares from the traced steps.",
+        table,
+    ]
 
 
 def _table(found: Sequence[CalledDifference], verdict: Column) -> Table | str:

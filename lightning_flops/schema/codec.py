@@ -76,8 +76,9 @@ class Shown(Json, Printed):
         found, version = _decoded(_Versioned, text).schema_version, cast("type[Shown]", cls).VERSION
         if found != version:
             which = "a newer lightning-flops, so update this one" if found > version else "an older lightning-flops"
-            words = f"the profile has schema version {found}, and {version} is read here: it was written by {which}"
-            raise ProfileFormatError(words)
+            raise ProfileFormatError(
+                f"the profile has schema version {found}, and {version} is read here: it was written by {which}"
+            )
         return _decoded(cls, text)
 
     def __repr__(self) -> str:

@@ -272,11 +272,12 @@ class Columns:
         if not self._seen:
             raise ValueError("it has no events: nothing was recorded while torch.profiler was on")
         if not (kind > Kind.PYTHON).any():
-            words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
-            raise ValueError(f"none of its {self._seen} events {words} {foreign or 'none'}")
+            raise ValueError(
+                f"none of its {self._seen} events is an operator, a scope, a runtime call or a kernel of "
+                f"torch.profiler; others are {foreign or 'none'}"
+            )
         if foreign:
-            words = "Left out: events of categories that are not torch.profiler's"
-            yield f"{words} ({foreign}): {sum(left_out.values())}."
+            yield f"Left out: events of categories that are not torch.profiler's ({foreign}): {sum(left_out.values())}."
         if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
             yield "Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32."
 
@@ -361,8 +362,11 @@ def _without_overlong(trace: Trace) -> Trace:
     duration_ns = trace.duration_ns.copy()
     duration_ns[rows[found]] = trace.start_ns[rows[found + 1]] - trace.start_ns[rows[found]]
     cut_us = int((trace.duration_ns - duration_ns).sum()) / NS_PER_US
-    words = "Cut at the start of the next one: kernels that seem to run over their successors on the same stream: "
-    return replace(trace, duration_ns=duration_ns, notes=(*trace.notes, f"{words}{len(found)}, by {cut_us:,.0f} us."))
+    note = (
+        "Cut at the start of the next one: kernels that seem to run over their successors on the same stream: "
+        f"{len(found)}, by {cut_us:,.0f} us."
+    )
+    return replace(trace, duration_ns=duration_ns, notes=(*trace.notes, note))
 
 
 def load_trace(path: str | PathLike[str]) -> Trace:
