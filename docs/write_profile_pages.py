@@ -96,7 +96,7 @@ def json_schema() -> dict[str, Any]:
             if meanings[field]:
                 shape["description"] = meanings[field]
     for record in FILES:
-        definitions[record.__name__]["properties"]["schema_version"]["const"] = record.VERSION
+        definitions[record.__name__]["properties"]["schema_version"]["const"] = _version(record)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "What lightning_flops writes as JSON",
@@ -142,6 +142,10 @@ def field_meanings(record: type) -> dict[str, str]:
             members |= _package()[f"{base.__module__}.{base.__qualname__}".partition(".")[2]].members
     docstrings = {field.name: members[field.name].docstring for field in fields(record)}
     return {name: "" if text is None else _one_line(text.value) for name, text in docstrings.items()}
+
+
+def _version(record: type) -> Any:
+    return next(field.default for field in fields(record) if field.name == "schema_version")
 
 
 def _first_paragraph(record: type) -> str:
@@ -210,7 +214,7 @@ def page() -> str:
     for record in all_records():
         lines += ["", f"## {record.__name__}", "", _escaped(_first_paragraph(record))]
         if issubclass(record, Json):
-            lines += ["", f"In {FILES[record]}; `schema_version` {record.VERSION}."]
+            lines += ["", f"In {FILES[record]}; `schema_version` {_version(record)}."]
         lines += ["", "| field | type | unit | meaning |", "|---|---|---|---|"]
         hints, meanings = get_type_hints(record), field_meanings(record)
         for field in fields(record):

@@ -6,8 +6,9 @@ import importlib
 import json
 from array import array
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -35,10 +36,12 @@ def dump(value: object, *, indented: bool = True) -> str:
 
 
 class Json:
-    """A dataclass that has a JSON form, with its own version in ``schema_version``."""
+    """A dataclass that has a JSON form, with its own version as the default of its field ``schema_version``.
+
+    It goes up whenever a field of the class or of its records changes.
+    """
 
     __slots__ = ()
-    VERSION: ClassVar[int]  #: It goes up whenever a field of the class or of its records changes.
 
     def to_json(self) -> str:
         """Indented JSON with the fields' names as keys; a ProfileFormatError if a number of it is not finite."""
@@ -73,7 +76,8 @@ class Shown(Json, Printed):
         """
         if len(text) > LONGEST_PROFILE:
             raise ProfileFormatError(f"the profile is longer than {LONGEST_PROFILE:,} characters")
-        found, version = _decoded(_Versioned, text).schema_version, cast("type[Shown]", cls).VERSION
+        known = {one.name: one.default for one in fields(cast("Any", cls))}
+        found, version = _decoded(_Versioned, text).schema_version, known["schema_version"]
         if found != version:
             which = "a newer lightning-flops, so update this one" if found > version else "an older lightning-flops"
             raise ProfileFormatError(

@@ -136,8 +136,7 @@ class ComparedRun:
 class Comparison(codec.Shown):
     """Run B held against run A; immutable."""
 
-    VERSION = 8
-    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
+    schema_version: int = 8  #: Version of the JSON; another one has other fields.
     kind: Literal["profiles", "traces", "throughput"]  #: What of the runs is compared.
     a: ComparedRun  #: The run that is compared with.
     b: ComparedRun  #: The run that is compared.

@@ -54,8 +54,7 @@ class LargestBatch:
 class MemoryReport(codec.Json):
     """Peak memory of a training step, predicted or followed: what is held then, and who allocates it."""
 
-    VERSION = 1
-    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
+    schema_version: int = 1  #: Version of the JSON; another one has other fields.
     peak_bytes: int  #: Most that tensors hold.
     batch_size: int | None  #: First axis of the batch's first tensor.
     at_peak: Mapping[MemoryKind, int]  #: Bytes of each kind at the peak, the most first.
@@ -118,8 +117,7 @@ class Plan(codec.Json, codec.Printed):
     A floor is what no step of these operators can go below. It is not a forecast.
     """
 
-    VERSION = 2
-    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
+    schema_version: int = 2  #: Version of the JSON; another one has other fields.
     mesh: Mapping[str, int]  #: Size of each dimension.
     rank: int  #: Whose figures these are.
     at: Mapping[str, int]  #: Sizes that the batch was brought to; empty: those that the function returned.
@@ -191,8 +189,7 @@ class SizedFlops(PhaseFlops):
 class FormulaReport(codec.Json):
     """The formula, what it rests on, and the FLOPs of the sizes that were asked for."""
 
-    VERSION = 5
-    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
+    schema_version: int = 5  #: Version of the JSON; another one has other fields.
     reason: str | None  #: Why there is no formula, and every size is counted by itself; None if there is one.
     sizes: tuple[FormulaSize, ...]  #: Empty without a formula.
     #: By bucket and dtype, whose FLOPs are the sum of their terms. Empty without a formula.

@@ -46,8 +46,7 @@ class ReportSettings:
 class Profile(codec.Shown):
     """One window of one rank, counted, timed and divided; immutable."""
 
-    VERSION = 17
-    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
+    schema_version: int = 17  #: Version of the JSON; another one has other fields.
     profile_step: int  #: N: the counted step is the one that began after N steps of the fit.
     report_step: int  #: The run's own x-axis value after the last step that is in a figure of it.
     context: RunContext  #: Where the profile was taken.
@@ -183,8 +182,7 @@ class ThroughputSummary(codec.Shown, RunFlops):
     sums over some batches by the number of others. Here every average is a total over a total.
     """
 
-    VERSION = 5
-    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
+    schema_version: int = 5  #: Version of the JSON; another one has other fields.
     batches: int  #: Batches of this rank.
     reader_ratio: float | None  #: Share of the batches' time inside the data loader; None if no wait was seen.
     reader_cost_sec: Spread | None  #: Host seconds of a batch inside the data loader.

@@ -272,8 +272,7 @@ class TraceReport:
 class TracesReport(codec.Json):
     """The reports of one trace for each rank, and the ranks side by side."""
 
-    VERSION = 13
-    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
+    schema_version: int = 13  #: Version of the JSON; another one has other fields.
     traces: tuple[TraceReport, ...]  #: Report of each trace, by rank.
     ranks: RankComparison | None  #: Ranks side by side; None for a single trace.
     advice: tuple[Advice, ...]  #: What the traces show that holds the run back, the largest possible saving first.
