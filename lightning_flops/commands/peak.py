@@ -47,8 +47,11 @@ def peak(options: argparse.Namespace) -> Status | None:
     loss = watch.loss()
     waited = 0.0 if loss is None else loss.waited_share or 0.0
     if waited > _STARVED:
-        words = f"for {waited:.0%} of the time it waited for processors, so the figures are too low, and not kept"
-        say(f"{words}: run it again while nothing else runs.", command="peak")
+        say(
+            f"for {waited:.0%} of the time it waited for processors, so the figures are too low, and not kept: run it "
+            "again while nothing else runs.",
+            command="peak",
+        )
         return Status.HOLDS  # against the machine: it was too busy
     write_text_file(measured_file(host), json.dumps(found, indent=2) + "\n")
     print_whole(

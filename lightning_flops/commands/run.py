@@ -74,8 +74,11 @@ def run(options: argparse.Namespace) -> Status | None:
         say(f"can't open file {program[0]!r}: No such file or directory")
         return Status.FAILED
     if is_first_process() and (behind := _misplaced(program, is_module=options.module)):
-        stands = f"{', '.join(behind)} {'stands' if len(behind) == 1 else 'stand'} behind {program[0]}"
-        say(f"{stands}, which gets what follows it: options of this command stand before it", command="run")
+        say(
+            f"{', '.join(behind)} {'stands' if len(behind) == 1 else 'stand'} behind {program[0]}, which gets what "
+            "follows it: options of this command stand before it",
+            command="run",
+        )
     # The program and what it starts see our environment, in which a value that is there stays.
     os.environ[entry_points.SETTINGS] = json.dumps(settings)
     os.environ.setdefault(entry_points.SWITCH, "1")

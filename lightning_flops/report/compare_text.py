@@ -376,8 +376,11 @@ def _stragglers(ranks: RanksProfile) -> list[str]:
         part, chance = max(ranks.chance_sec.items(), key=itemgetter(1), default=("", 0.0))
         most = f" (± {duration(chance)} in {part}, the least steady part)" if chance else ""
         return [f"Straggler: none beyond chance{most}."]
-    words = "Straggler: none was found in data wait and transfer; in the other parts, only ranks that do the same work "
-    return [f"{words}and each traced a step can be compared."] if timed and ranks.answered > 1 else []
+    words = (
+        "Straggler: none was found in data wait and transfer; in the other parts, only ranks that do the same work and "
+        "each traced a step can be compared."
+    )
+    return [words] if timed and ranks.answered > 1 else []
 
 
 def _spreads(profile: Profile, ranks: RanksProfile) -> Table:

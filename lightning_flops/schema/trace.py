@@ -148,8 +148,9 @@ class Straggler:
     @property
     def evidence(self) -> str:
         """Who waits for whom, how long, and where that comes from, in a sentence."""
-        wait = f"The other ranks wait {duration(self.late_sec)} a step ({percent(self.share)} of it)"
-        late = f"{wait} for rank {self.rank}"
+        late = (
+            f"The other ranks wait {duration(self.late_sec)} a step ({percent(self.share)} of it) for rank {self.rank}"
+        )
         if self.part is None:
             return f"{late}: no part of its step stands out alone."
         part = "what is in no named part of its step" if self.part == "other" else f"its {self.part}"

@@ -183,10 +183,9 @@ class Trace:
 
     def only(self, rows: Mask, **changes: Any) -> Trace:
         """The trace of some rows alone, with other *changes*."""
-        for one in fields(self):
-            if isinstance(column := getattr(self, one.name), np.ndarray):
-                changes[one.name] = column[rows]
-        return replace(self, **changes)
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        cut: dict[str, Any] = {name: of[rows] for name, of in columns.items() if isinstance(of, np.ndarray)}
+        return replace(self, **cut, **changes)
 
     def described(self, device: int) -> DeviceProperties | None:
         """What the head says of a device. AMD's numbers count processors too: where its devices are alike, of any."""
