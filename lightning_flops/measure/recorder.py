@@ -412,8 +412,11 @@ class Recorder:
             signature = yield from self._time(Phase.PLAIN, timer, measured.plain)
             plain_matches += measured.may_be_comparable(signature)
         if _are_short(measured.plain, timer.clock):
-            measured.short_steps = len(measured.plain)
-        for _ in measured.plain[: measured.short_steps]:
+            yield from self._let_go_unheard(measured)
+
+    def _let_go_unheard(self, measured: Measured) -> _Life:
+        measured.short_steps = len(measured.plain)
+        for _ in measured.plain:
             yield Phase.UNHEARD, None
         if measured.unheard:
             step = yield Phase.SETTLING, None

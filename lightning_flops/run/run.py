@@ -269,18 +269,18 @@ class Run:
             throughput.monitor.go_on()
         if ends_step:
             self._step_begins()
-            self._follow_unheard(partial(self.batch_done, *batches, updates=updates, ends_step=True, rows=rows))
+            self._follow_unheard(*batches, updates=updates, rows=rows)
         elif not window.is_idle:
             self._follow()
 
-    def _follow_unheard(self, again: Callable[[], None]) -> None:
+    def _follow_unheard(self, *batches: Batch, **given: Any) -> None:
         recorder = self.window.recorder
         if recorder.state not in (Phase.PLAIN, Phase.UNHEARD):
             self.unheard = None
         elif self.unheard is None:
             self.unheard = Unheard(self.adapter)
         else:
-            self.unheard.step_ends(recorder, again)
+            self.unheard.step_ends(recorder, partial(self.batch_done, *batches, ends_step=True, **given))
 
     def _step_ends(self, seconds: float) -> None:
         self.throughput.step_ends(seconds, index=self.steps_done if self.window.is_open else None)

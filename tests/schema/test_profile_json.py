@@ -47,8 +47,8 @@ def _changed(**changes: object) -> str:
     [
         ("", "the profile cannot be read: Input data was truncated"),
         ("{}", "Object missing required field `schema_version`"),
-        (_changed(schema_version=17), "has schema version 17, and 16 is read here: it was written by a newer"),
-        (_changed(schema_version=2), "has schema version 2, and 16 is read here: it was written by an older"),
+        (_changed(schema_version=18), "has schema version 18, and 17 is read here: it was written by a newer"),
+        (_changed(schema_version=2), "has schema version 2, and 17 is read here: it was written by an older"),
         (_changed(flops__skipped=...), r"missing required field `skipped` - at `\$\.flops`"),
         (_changed(flops__forward=3.5), r"Expected `int`, got `float` - at `\$\.flops\.forward`"),
         (_changed(rates__mfu="high"), r"Expected `float \| null`, got `str` - at `\$\.rates\.mfu`"),
@@ -56,7 +56,7 @@ def _changed(**changes: object) -> str:
         (_changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": NaN'), r"JSON is malformed: invalid"),
         (_changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": 1e999'), r"out of range - at `\$\.micro"),
         ("[" * 100_000, "Expected `object`, got `array`"),
-        ('{"schema_version": 16, "notes": ' + "[" * 100_000, "the profile is nested too deep"),
+        ('{"schema_version": 17, "notes": ' + "[" * 100_000, "the profile is nested too deep"),
     ],
 )
 def test_profile_that_cannot_be_read_says_what_is_wrong(text: str, message: str) -> None:
