@@ -1,6 +1,6 @@
 """What this package raises. It raises at construction only, never in a training loop."""
 
-from lightning_flops.units import printable
+from lightning_flops.units import printable, shown
 
 
 class LightningFlopsError(Exception):
@@ -13,6 +13,13 @@ class LightningFlopsError(Exception):
 
 class ConfigError(LightningFlopsError, ValueError):
     """A setting breaks its rule; the message names the setting, the rule and the value."""
+
+
+def require(*rules: tuple[str, object, object]) -> None:
+    """Raise a ConfigError of the first of *rules* that does not hold: what must be, what was given, whether it is."""
+    for must, given, holds in rules:
+        if not holds:
+            raise ConfigError(f"{must}, got {shown(given)}")
 
 
 class ProfileFormatError(LightningFlopsError, ValueError):

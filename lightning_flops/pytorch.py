@@ -20,7 +20,7 @@ from lightning_flops.analysis.counts import FlopCounts
 from lightning_flops.analysis.formula import FlopsFormula
 from lightning_flops.analysis.plan import MemoryPrediction
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
-from lightning_flops.errors import ConfigError
+from lightning_flops.errors import ConfigError, require
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.offline import VariedBatch, count_on_fake_tensors
 from lightning_flops.measure.fake_steps import fake_steps
@@ -30,7 +30,6 @@ from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
 from lightning_flops.signals import Quiet, Undo
 from lightning_flops.sinks.services import is_writer
-from lightning_flops.units import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -158,7 +157,7 @@ def predict_memory(
         LightningFlopsError: the step cannot be run without values; the message names the operator and the module.
     """
     require_module(model)
-    _require(
+    require(
         ("autocast must be a torch.dtype", autocast, autocast is None or isinstance(autocast, torch.dtype)),
         ("accumulate must be an integer >= 1", accumulate, _is_integer(accumulate, 1)),
         ('device must be "cpu" or "cuda"', device, device in (None, "cpu", "cuda")),
@@ -176,13 +175,6 @@ def predict_memory(
             on_cuda=device == "cuda" or (device is None and not on <= {"cpu"}),
         )
     )
-
-
-def _require(*rules: tuple[str, object, bool]) -> None:
-    """Raise a ConfigError of the first of *rules* that does not hold: what must be, what was given, whether it is."""
-    for must, given, holds in rules:
-        if not holds:
-            raise ConfigError(f"{must}, got {shown(given)}")
 
 
 def _is_integer(value: object, least: int) -> bool:
@@ -238,7 +230,7 @@ def profile_training(
     if accelerator is not None and fabric is not None:
         raise ConfigError("accelerator and fabric cannot both drive the loop: give one of them")
     every, step = log_every_n_steps, initial_step
-    _require(
+    require(
         (
             "writer must have add_scalar, or be a function of scalars and a step",
             writer,
@@ -254,7 +246,7 @@ def profile_training(
         own = set(map(id, with_inner(engine.optimizer)))
         foreign = next((one for one in optimizers if own.isdisjoint(map(id, with_inner(one)))), None)
         must = "optimizer must be the engine's own, which makes its updates, or be left out"
-        _require((must, foreign, foreign is None))
+        require((must, foreign, foreign is None))
 
     def make(publish: Callable[[Profile], None]) -> LoopAdapter:
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)

@@ -10,10 +10,9 @@ from typing import Any, Literal
 from lightning_flops.analysis.devices import devices_called
 from lightning_flops.analysis.plan import build_plan, stages_with
 from lightning_flops.analysis.rates import measured_peaks
-from lightning_flops.errors import ConfigError
+from lightning_flops.errors import require
 from lightning_flops.measure.planned_rank import plan_rank
 from lightning_flops.schema.plan import Plan
-from lightning_flops.units import shown
 
 
 def plan_job(
@@ -68,18 +67,20 @@ def plan_job(
     measured = measured_peaks(platform.node(), device) if device else {}
     is_known = not device or peak_flops_per_sec is not None or measured or devices_called(device)
     unknown, sizes = sorted({*(links or ())} - {*mesh, "nvlink", "net"}), [*mesh.values()]
-    _require(mesh and _are_sizes(sizes), "mesh", "have a size of at least 1 by the name of each dimension", mesh)
+    require(("mesh must have a size of at least 1 by the name of each dimension", mesh, mesh and _are_sizes(sizes)))
     ranks = math.prod(sizes)
-    _require(type(rank) is int and 0 <= rank < ranks, "rank", f"be one of the {ranks} of the mesh", rank)
-    _require(not unknown, "links", "be by dimension of the mesh, or nvlink and net", unknown)
-    _require(_are_sizes((at or {}).values()), "at", "have an integer of at least 1 by name", at)
-    _require(is_known, "device", "be one whose figures are known, as H100 or A100-SXM4-80GB", device)
     piped = _are_sizes([microbatches]) if "pp" in mesh else microbatches is None
-    _require(
-        piped,
-        "microbatches",
-        "be an integer of at least 1 where the mesh has a dimension pp, and be left out elsewhere",
-        microbatches,
+    require(
+        (f"rank must be one of the {ranks} of the mesh", rank, type(rank) is int and 0 <= rank < ranks),
+        ("links must be by dimension of the mesh, or nvlink and net", unknown, not unknown),
+        ("at must have an integer of at least 1 by name", at, _are_sizes((at or {}).values())),
+        ("device must be one whose figures are known, as H100 or A100-SXM4-80GB", device, is_known),
+        (
+            "microbatches must be an integer of at least 1 where the mesh has a dimension pp, and be left out "
+            "elsewhere",
+            microbatches,
+            piped,
+        ),
     )
     given: dict[str, Any] = {"at": at or {}, "microbatches": microbatches or 1}
     stages = stages_with(rank, mesh) if microbatches else [rank]
@@ -97,11 +98,6 @@ def plan_job(
         steps=steps,
         price=price,
     )
-
-
-def _require(holds: object, name: str, rule: str, value: object) -> None:
-    if not holds:
-        raise ConfigError(f"{name} must {rule}, got {shown(value)}")
 
 
 def _are_sizes(values: Iterable[object]) -> bool:
