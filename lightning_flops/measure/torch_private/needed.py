@@ -9,7 +9,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
@@ -172,8 +172,9 @@ def hide(function: Callable[..., Any], *, alone: bool = False) -> bool:
 #: How many modes are on this thread's stack, without those whose handlers run now.
 depth: Callable[[], int] = take("torch._C:_len_torch_dispatch_stack")
 
-#: Inside, no dispatch mode sees what runs: neither ours, nor the user's, nor a tracer.
-modes_off: Callable[[], AbstractContextManager[Any]] = take("torch.utils._python_dispatch:_disable_current_modes")
+#: Inside, or in a function that this decorates, no dispatch mode sees what runs: neither ours, nor the user's, nor a
+#: tracer.
+modes_off: Callable[[], Any] = take("torch.utils._python_dispatch:_disable_current_modes")
 
 
 def set_flag_of_modes() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import FunctionType
 from typing import Any
 
@@ -40,7 +39,7 @@ def one_rank(undo: Undo, rank: int, world_size: int) -> None:
     number, hash_of = object(), vars(DeviceMesh)["__hash__"]
     for name, method in [*vars(DeviceMesh).items()]:
         if isinstance(method, FunctionType):
-            undo.replace(DeviceMesh, name, _without_modes(method))
+            undo.replace(DeviceMesh, name, modes_off()(method))
     undo.replace(DeviceMesh, "__hash__", lambda mesh: hash((hash_of(mesh), number)))
     # ``Module.to`` swaps tensors, and torch refuses those that anything refers to weakly, as its fake mode does.
     swap: Any = torch.utils.swap_tensors
@@ -53,15 +52,6 @@ def one_rank(undo: Undo, rank: int, world_size: int) -> None:
             swap(tensor, other)
 
     undo.replace(torch.utils, "swap_tensors", put)
-
-
-def _without_modes(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with modes_off():
-            return method(*args, **kwargs)
-
-    return call
 
 
 _group_named: Any = take("torch.distributed.distributed_c10d:_resolve_process_group", None)
