@@ -84,8 +84,10 @@ def two_steps(
                     del loss
             lives.enter("optimizer")
             if optimizer is not None:
-                with counter.in_optimizer():
-                    update(optimizer, fakes)
+                with counter.in_optimizer() as inside:
+                    inside.callback(fakes.answers.pop, _ASKS_VALUE, None)
+                    fakes.answers[_ASKS_VALUE] = _one  # what the step takes does not go by values
+                    optimizer.step()
             lives.leave()
             for parameter in model.parameters():
                 parameter.grad = None
@@ -257,15 +259,6 @@ def in_shapes(call: tuple[Any, ...], shapes: Shapes) -> tuple[str, Any] | None:
     made = {one: one.new_empty(shape) for one, shape in zip(tensors, shapes, strict=True)}
     name, arguments = tree_map_only(torch.Tensor, made.__getitem__, call)
     return name, arguments
-
-
-def update(optimizer: Any, fakes: Fakes) -> None:
-    """The optimizer's step; *fakes* have values meanwhile: what it takes does not go by them."""
-    fakes.answers[_ASKS_VALUE] = _one
-    try:
-        optimizer.step()
-    finally:
-        del fakes.answers[_ASKS_VALUE]
 
 
 def _one(tensor: torch.Tensor) -> float:
