@@ -160,7 +160,7 @@ def around_compilations(undo: Undo, begins: Callable[..., None], ends: Callable[
             getattr(compiler, f"register_{when}_callback")(callback)
 
 
-def around_scripting(undo: Undo, begins: Callable[[], None], ends: Callable[[], None]) -> None:
+def around_scripting(undo: Undo, begins: Callable[..., None], ends: Callable[..., None]) -> None:
     """Calls *begins* before TorchScript is made of a module, with the hooks on it, and *ends* after it, until *undo*.
 
     Torch can make none of a hook that is ours.
@@ -168,12 +168,9 @@ def around_scripting(undo: Undo, begins: Callable[[], None], ends: Callable[[], 
 
     def reads(*_: Any, **__: Any) -> Callable[..., None]:
         begins()
-        return has_read
+        return ends
 
-    def has_read(*_: Any) -> None:
-        ends()
-
-    hide(has_read)
+    hide(ends)
     if hasattr(torchscript, READS_MODULE):
         listen(undo, torchscript, READS_MODULE, reads)
 
