@@ -31,7 +31,8 @@ from lightning_flops.units import printable
 _FRONTEND: Final = {"index.js": "text/javascript", "page.js": "text/javascript", "style.css": "text/css"}
 _WINDOW: Final = "window"
 
-_App = Callable[..., Iterable[bytes]]
+# Answers with the headers that TensorBoard gives its own answers, among them its policy.
+_answer: Callable[..., wrappers.Response] = http_util.Respond
 
 
 class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
@@ -51,10 +52,11 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         """The tab's name and its script."""
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="FLOPs", disable_reload=True)
 
-    def get_plugin_apps(self) -> dict[str, _App]:
+    def get_plugin_apps(self) -> dict[str, Callable[..., Iterable[bytes]]]:
         """What is served, by address below the plugin's own."""
         served: dict[str, Callable[[wrappers.Request], wrappers.Response]] = {
-            f"/{name}": functools.partial(_answer, bundled(name), kind) for name, kind in _FRONTEND.items()
+            f"/{name}": functools.partial(_answer, content=bundled(name), content_type=kind)
+            for name, kind in _FRONTEND.items()
         }
         served |= {"/runs": self._runs, "/profile": self._profile}
         return {path: wrappers.Request.application(answer) for path, answer in served.items()}
@@ -80,7 +82,7 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
                     shown.windows.append(figures)
         for shown in found.values():
             shown.windows.sort(key=lambda window: window.profile_step)
-        return _answer(document([found[name] for name in sorted(found)]), "application/json", request)
+        return _answer(request, document([found[name] for name in sorted(found)]), "application/json")
 
     def _profile(self, request: wrappers.Request) -> wrappers.Response:
         """The view of one window. Whatever is wrong with its profile, the others can still be chosen."""
@@ -97,20 +99,14 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             found = {}
         series = found.get(run, {}).get(tag, [])
         if not series:
-            return _answer("There is no such window any more.", "text/plain", request, code=404)
+            return _answer(request, "There is no such window any more.", "text/plain", code=404)
         try:
             profile = Profile.from_json(gzip.decompress(series[-1].numpy.item()).decode("utf-8"))
             view = codec.dump(profile_view(profile), indented=False)
         except Exception as error:  # the file may hold anything
             words = str(error) if isinstance(error, (ProfileFormatError, ValueError)) else f"{error!r}"
-            return _answer(f"{run}, {tag}: {printable(words)}", "text/plain", request, code=422)
-        return _answer(view, "application/json", request)
-
-
-def _answer(content: str, kind: str, request: wrappers.Request, code: int = 200) -> wrappers.Response:
-    """*content* with the headers that TensorBoard gives its own answers, among them its policy."""
-    answer: wrappers.Response = http_util.Respond(request, content, kind, code=code)
-    return answer
+            return _answer(request, f"{run}, {tag}: {printable(words)}", "text/plain", code=422)
+        return _answer(request, view, "application/json")
 
 
 def _name_of(run: str, tag: str) -> str:
