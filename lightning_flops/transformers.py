@@ -66,6 +66,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self._end_run()  # of one before that was left by an exception that we did not see
         self._start_anew()
+        self._has_begun = False
 
     def on_epoch_begin(self, *args: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         if not self._has_begun:  # with the first epoch, the Trainer has its engine, its optimizer and its loader
@@ -107,10 +108,6 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self._finish()
-
-    def _end_run(self) -> None:
-        super()._end_run()
-        self._has_begun = False
 
 
 class CallbackOfAnyTrainer(FlopsProfilerTrainerCallback):
