@@ -117,16 +117,15 @@ class ModuleNames:
 
     def __init__(self, root: nn.Module | None) -> None:
         self._root = root
-        self.known: dict[nn.Module, tuple[str, ...]] = {}  #: Each module's names: several if it is shared.
+        self.known = self._read_names()  #: Each module's names: several if it is shared.
         self._strangers: set[nn.Module] = set()
-        self._read_names()
 
-    def _read_names(self) -> None:
+    def _read_names(self) -> dict[nn.Module, tuple[str, ...]]:
         names: dict[nn.Module, tuple[str, ...]] = {}
         for name, module in () if self._root is None else named_modules(self._root):
             if name not in (known := names.get(module, ())):
                 names[module] = (*known, name)
-        self.known = names
+        return names
 
     def name_for(self, module: nn.Module, caller: str) -> str | None:
         """Name of a module that the module named *caller* calls; None if it is not one of the root's.
@@ -137,7 +136,9 @@ class ModuleNames:
         if is_replica(module):
             return ""
         if module not in self.known and module not in self._strangers:
-            self._read_names()  # added since the names were read, or not the root's, such as a loss function
+            self.known = (
+                self._read_names()
+            )  # added since the names were read, or not the root's, such as a loss function
             self._strangers = {*self._strangers, module}.difference(self.known)
         # A wrapper that was put around a model later, as what torch.compile returns, has the model's name.
         known = self.known.get(module) or self.known.get(unwrapped(module), ())
