@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.measure.module_hooks import with_inner
-from lightning_flops.measure.torch_private.needed import modes_off, tree_leaves
+from lightning_flops.measure.torch_private.needed import PIECES, modes_off, tree_leaves
 from lightning_flops.measure.torch_private.optional import on_this_rank
 from lightning_flops.records import OUTSIDE, MemoryKind, MemoryRecord, PhaseFlops, StepRecord, StepTensors, TensorLife
 from lightning_flops.signals import Quiet
@@ -298,16 +298,6 @@ def _of_process() -> MemoryReading:
 # ---- bytes of tensors
 
 
-# By what a tensor that is not dense has its pieces, as the gradient of an embedding with sparse=True.
-_PIECES: Mapping[torch.layout, tuple[str, ...]] = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
-}
-
-
 def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Bytes of this rank's part of *tensors*; each tensor counts once."""
     local = {id(tensor): on_this_rank(tensor) for tensor in tensors if tensor is not None}.values()
@@ -316,7 +306,7 @@ def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
             piece.nbytes
             for one in local
             if not is_lazy(one)
-            for piece in [getattr(one, name)() for name in _PIECES.get(one.layout, ())] or [one]
+            for piece in [getattr(one, name)() for name in PIECES.get(one.layout, ())] or [one]
         )
 
 

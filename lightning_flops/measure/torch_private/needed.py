@@ -367,8 +367,15 @@ tree_leaves: Any = take("torch.utils._pytree:tree_leaves")
 tree_map_only: Any = take("torch.utils._pytree:tree_map_only")  #: Maps a function over what containers hold of a type.
 
 
-#: The elements that a COO tensor stores.
-stored: Callable[[torch.Tensor], torch.Tensor] = operator.methodcaller("_values")
+#: By what a tensor that is not dense has its pieces, as the gradient of an embedding with sparse=True; the last are the
+#: elements that it stores.
+PIECES: Mapping[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
 
 
 # ---- torch before 2.9, whose compiler leaves out of compiled code what a dispatch mode would see, and whose operators

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lightning_flops.measure.counting.formulas.contract import RESULT, Rule, Unreadable, Work, host_integers, rules
-from lightning_flops.measure.torch_private.needed import is_fake, modes_off, stored
+from lightning_flops.measure.torch_private.needed import PIECES, is_fake, modes_off
 
 _STRIDED = torch.strided
 _PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
@@ -52,13 +52,10 @@ def non_zeros(tensor: Tensor) -> int:
     """
     if tensor.layout is not _STRIDED and (tensor.is_meta or is_fake(type(tensor))):
         raise Unreadable("how many elements a sparse tensor stores follows from its values")
-    if tensor.layout is torch.sparse_coo:
-        with modes_off():
-            return stored(tensor).numel()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        with modes_off():
-            return tensor.values().numel()
-    return tensor.numel()
+    if tensor.layout not in PIECES:
+        return tensor.numel()
+    with modes_off():
+        return int(getattr(tensor, PIECES[tensor.layout][-1])().numel())
 
 
 def _shape_product(left: Sequence[int], right: Sequence[int]) -> int:
