@@ -103,7 +103,7 @@ def backward_of(forward: Callable[..., int]) -> Callable[..., int]:
 
 
 def from_result(values: Tensor, out: Tensor) -> int:
-    """Each element of *out* meets a row of *values*, (…, in): a product whose right side is packed, and ``cdist``."""
+    """Each element of *out* meets a row of *values*, (…, in): a right side that is packed, a grid, ``cdist``."""
     return 2 * out.numel() * int(values.shape[-1])
 
 
@@ -153,10 +153,6 @@ def trilinear(first: Tensor, second: Tensor, third: Tensor, *dims: Any) -> int:
     return product_of(a, b, early) + product_of((a | b) - early, c, {*summed} - early - {unrolled})
 
 
-def _affine_grid(theta: Tensor, grid: Tensor) -> int:
-    return 2 * grid.numel() * int(theta.shape[2])
-
-
 def layers(values: Tensor, weights: Sequence[Tensor]) -> int:
     """All layers and directions of a recurrent layer at once: *weights* lists their matrices and biases."""
     return 2 * rows_of(values) * sum(weight.numel() for weight in weights if weight.dim() == 2)
@@ -201,8 +197,8 @@ PRODUCT_RULES: dict[str, Rule] = {
     **rules("transformers::grouped_mm_fallback_backward", partial(grouped_product, times=2), "input weight offs"),
     **rules("_trilinear", trilinear, "i1 i2 i3 expand1 expand2 expand3 sumdim unroll_dim"),
     # A grid of homogeneous points (…, 3 or 4 coordinates) times each sample's matrix, (d, d + 1)
-    **rules("affine_grid_generator cudnn_affine_grid_generator", _affine_grid, f"theta {RESULT}"),
-    **rules("cudnn_affine_grid_generator_backward", _affine_grid, f"{RESULT} grad"),
+    **rules("affine_grid_generator cudnn_affine_grid_generator", from_result, f"theta {RESULT}"),
+    **rules("cudnn_affine_grid_generator_backward", from_result, f"{RESULT} grad"),
     # Weights packed as int4 or int8: activations and accumulation stay in the activations' dtype.
     **rules(
         "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros _weight_int8pack_mm "
