@@ -134,7 +134,12 @@ def hear_modules(
     While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
     and would be compiled again as soon as they are gone.
     """
-    _silence_hook_warning(undo)
+    # Torch would warn users of ``torch.compile(module)`` about hooks that are not theirs. The functions of ``warnings``
+    # that change filters would make Python forget which warnings it has shown.
+    ignored: Any = ("ignore", _IGNORED, Warning, None, 0)
+    warnings.filters.insert(0, ignored)  # type: ignore[attr-defined]
+    # The user may put others in the place of the list.
+    undo.callback(_take_out, lambda one: warnings.filters.remove(one), ignored)  # type: ignore[attr-defined]
     _modules.hear(undo, on_enter, on_leave, failed)
     around_compilations(undo, _modules.take_down, _modules.put_up)
 
@@ -178,17 +183,6 @@ def around_scripting(undo: Undo, begins: Callable[..., None], ends: Callable[...
 def _take_out(remove: Callable[[Any], None], callback: Callable[..., None]) -> None:
     with suppress(ValueError):  # it is not there
         remove(callback)
-
-
-def _silence_hook_warning(undo: Undo) -> None:
-    """Keeps torch from warning users of ``torch.compile(module)`` about hooks that are not theirs.
-
-    The functions of ``warnings`` that change filters would make Python forget which warnings it has shown.
-    """
-    own: Any = ("ignore", _IGNORED, Warning, None, 0)
-    warnings.filters.insert(0, own)  # type: ignore[attr-defined]
-    # The user may put others in the place of the list.
-    undo.callback(_take_out, lambda one: warnings.filters.remove(one), own)  # type: ignore[attr-defined]
 
 
 class FlagOfModes:
