@@ -8,7 +8,6 @@ nothing is looked for.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -22,7 +21,6 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.module_hooks import hear_modules, hear_steps
 from lightning_flops.run.delivery import OUTCOMES
 from lightning_flops.run.run import Run, close_quietly, failed, safe
-from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 
 
@@ -38,7 +36,6 @@ class LoopFinder:
         self._updating = 0  # steps that are: a subclass's may call its parent's, which has hooks, too
         self._called: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()  # with gradients on, the outer ones first
         self._loop: LoopAdapter | None = None
-        self.profiles: deque[Profile] = deque(maxlen=1)  # the latest
         self._thread = threading.get_ident()
 
     @property
@@ -85,7 +82,7 @@ class LoopFinder:
             model,
             (optimizer,),
             config=self._config,
-            publish=self.profiles.append,
+            publish=lambda profile: None,  # its reports are what the program gets
             frame=frame,
             output=loop_output(frame, self._config, log_dir=self._log_dir, or_own=True),
             log_every_n_steps=50,
