@@ -103,7 +103,6 @@ class FlopsProfiler:
             self.start_profile(self._ignored_types)
         else:
             self._counted = self._timed = None
-            self._calls = ((), None)
 
     def end_profile(self) -> None:
         """Stops for good; the figures can still be read until the next start."""
