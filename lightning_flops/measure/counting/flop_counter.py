@@ -200,10 +200,11 @@ class FlopCounter:
             ),
             (class_of_packages(), "__call__", partial(self._mode.list_unseen, "inductor.package"), "compiled code"),
             (class_of_triton_kernels(), "run", self._mode.kernel_launches, "the launch of a Triton kernel"),
+            (torch.enable_grad, "__enter__", self._repetition_begins, "the beginning of a repeated forward"),
+            (torch.enable_grad, "__exit__", self._on_leave, "the end of a repeated forward"),
+            (torch.set_grad_enabled, "__enter__", self._repetition_begins, "the beginning of a repeated forward"),
+            (torch.set_grad_enabled, "__exit__", self._on_leave, "the end of a repeated forward"),
         ]
-        for manager in (torch.enable_grad, torch.set_grad_enabled):
-            heard.append((manager, "__enter__", self._repetition_begins, "the beginning of a repeated forward"))
-            heard.append((manager, "__exit__", self._on_leave, "the end of a repeated forward"))
         for owner, name, begins, where in heard:
             if hasattr(owner, name):
                 patches.listen(undo, owner, name, begins, failed=partial(self._totals.failed, where))
