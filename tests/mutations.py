@@ -567,8 +567,8 @@ MUTATIONS = (
     ),
     Mutation(
         "transformers.py",
-        "super()._end_run()\n        self._has_begun = False",
-        "super()._end_run()",
+        "self._start_anew()\n        self._has_begun = False",
+        "self._start_anew()",
         "transformers/test_trainer_callback.py",
     ),
     Mutation("units.py", "(-item[1], item[0])", "(item[1], item[0])", "test_units.py"),
