@@ -428,7 +428,6 @@ class WindowRecord:
     unheard_sec: tuple[float, ...] = ()  # each of more such steps, of which nothing was heard but where they end
     plain_steps: tuple[StepRecord, ...] = ()  # more such steps, timed as a whole: only the sum of ``seconds`` is true
     timing_steps: int  # how many timed steps were asked for
-    settle_steps: int = 0
     phases: Mapping[str, BucketFlops] = field(default_factory=dict)  # what of *flops* each phase of the steps did
     variable: bool = False  # signatures or FLOPs of steps kept changing: counted and timed ones are different samples
     traces: tuple[TracedStepRecord, ...] = ()  # one record of each traced cycle; if there is none, the notes say why

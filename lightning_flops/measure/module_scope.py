@@ -136,9 +136,7 @@ class ModuleNames:
         if is_replica(module):
             return ""
         if module not in self.known and module not in self._strangers:
-            self.known = (
-                self._read_names()
-            )  # added since the names were read, or not the root's, such as a loss function
+            self.known = self._read_names()  # it came since these were read, or is not the root's, as a loss function
             self._strangers = {*self._strangers, module}.difference(self.known)
         # A wrapper that was put around a model later, as what torch.compile returns, has the model's name.
         known = self.known.get(module) or self.known.get(unwrapped(module), ())

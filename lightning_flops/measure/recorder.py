@@ -459,7 +459,6 @@ class Recorder:
             counted_steps=tuple(measured.counted),
             **measured.timed(),
             timing_steps=self._timing_steps,
-            settle_steps=self._settle_steps,
             phases=measured.counter.phases,
             variable=measured.variable,
             traces=tuple(tracer.traces),

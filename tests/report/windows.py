@@ -116,7 +116,6 @@ def mlp_window() -> WindowRecord:
             excluded_sec={"validation": 1.5},
         ),
         timing_steps=8,
-        settle_steps=1,
     )
 
 
@@ -222,7 +221,6 @@ def transformer_window() -> WindowRecord:
         counted_steps=(step(10, **batch),),
         timed_steps=tuple(step(index, seconds=seconds, reader_sec=0.020, **batch) for index in range(13, 33)),
         timing_steps=20,
-        settle_steps=2,
     )
 
 
