@@ -346,7 +346,7 @@ def _figures(
         judge.exact("throughput", "one", "none")
         return judge.figures
     known = throughput.steps_counted + throughput.steps_by_formula + throughput.steps_estimated
-    seen = steps[allowed.first_unseen :]
+    seen = _heard(steps, profile, throughput)[allowed.first_unseen :]
     judge.exact("steps of the run", len(seen), known)
     in_all = sum(one.forward + one.backward for one in seen)
     # Each step that is called an estimate may be off by as much as a step; where steps differ, all may be estimates.
@@ -355,6 +355,13 @@ def _figures(
     if times:
         _hold_times(judge, steps, timed, profile, throughput, allowed, bare)
     return judge.figures
+
+
+def _heard(steps: Sequence[Step], profile: Profile, throughput: ThroughputSummary) -> list[Step]:
+    """*steps* without those that the summary says to have run without hooks, after the ones timed as a whole."""
+    said = [one.split()[0] for one in throughput.notes if "ran without hooks" in one]
+    first = (whole_steps(steps, profile) or [0])[-1] + 1
+    return [*steps[:first], *steps[first + int(said[0] if said else 0) :]]
 
 
 def whole_steps(steps: Sequence[Step], profile: Profile) -> list[int]:

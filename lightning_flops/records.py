@@ -484,7 +484,7 @@ class BatchTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFlops:
-    """FLOPs of all steps of a run on one rank."""
+    """FLOPs of all steps of a run on one rank, but those that ran without hooks, of which a note says how many."""
 
     model_flops: int | None = None  #: Forward and backward; None if no step was counted.
     hardware_flops: int | None = None  #: Model FLOPs, recompute and optimizer of the same steps.

@@ -11,9 +11,8 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -53,10 +52,12 @@ class Hook:
         self._notify = notify
 
     def __call__(self, *args: Any) -> None:
-        """Notify the adapter, if it is there, on the thread that trains."""
-        leave_compiled_code()
+        """Notify the adapter, if it is there, on the thread that trains; steps that go unheard are asked for first."""
         adapter = self._adapter()
-        if adapter is not None and adapter.run.delivery.thread == threading.get_ident():
+        if adapter is None or adapter.run.only not in (None, self._notify):
+            return
+        leave_compiled_code()
+        if adapter.run.delivery.thread == threading.get_ident():
             adapter.run.does(self._notify, adapter, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,9 +79,7 @@ class HearingAdapter(Adapter):
     _asked: tuple[tuple[Any, ...], ...] = ()  # what the rollouts that run were called with
 
     def __init__(self) -> None:
-        # What takes down what hears, with what puts it up again and the methods that it notifies.
-        self._hears: dict[Callable[[], None], tuple[Callable[[], None], tuple[Any, ...]]] = {}
-        self._missing: list[Callable[[], None]] = []  # what puts up again what was taken down
+        self._hooks: dict[Callable[[], None], Callable[[], None]] = {}  # what takes some off, and puts them on again
 
     def hear(
         self,
@@ -105,6 +104,8 @@ class HearingAdapter(Adapter):
             one, is_other = held(), only is not None and not (args and args[0] is only())
             if one is None or is_other or one.run.closed or one.run.delivery.thread != threading.get_ident():
                 return None
+            if raises is None and one.run.only not in (None, begins, ends):
+                return None
             if begins is not None:
                 one.run.does(begins, one, *args, **kwargs)
             return has_ended
@@ -118,10 +119,7 @@ class HearingAdapter(Adapter):
                 one.run.does(ends, one, result)
 
         hide(has_ended)
-        mine = Undo()
-        self._hear_by(
-            undo, partial(listen, mine, owner, name, has_begun), mine.close, *(() if raises else (begins, ends))
-        )
+        listen(undo, owner, name, has_begun)
 
     def hear_calls(
         self,
@@ -136,7 +134,7 @@ class HearingAdapter(Adapter):
         enters, leaves = Hook(self, begins), Hook(self, ends)
 
         def put_up(*_: Any) -> None:
-            for model in () if handles else models:
+            for model in () if handles or self.run.only else models:
                 handles.append(model.register_forward_pre_hook(enters, prepend=True, with_kwargs=True))
                 handles.append(model.register_forward_hook(leaves, always_call=True))
 
@@ -145,29 +143,23 @@ class HearingAdapter(Adapter):
                 handles[-1].remove()  # it is there until it is removed, whatever interrupts that
                 handles.pop()
 
-        self._hear_by(undo, put_up, take_down, begins, ends)
+        self._hooks[take_down] = put_up
+        undo.callback(self._hooks.pop, take_down, None)
+        undo.callback(take_down)
+        put_up()
         around_scripting(undo, take_down, put_up)
         if was_used():  # code that had seen the hooks would break its graph there
             around_compilations(undo, take_down, put_up)
 
-    def _hear_by(self, undo: Undo, put_up: Callable[[], None], take_down: Callable[[], None], *notified: Any) -> None:
-        """Put up what has these methods *notified*, until *undo* is closed; it may go down meanwhile."""
-        self._hears[take_down] = put_up, notified
-        undo.callback(self._hears.pop, take_down, None)
-        undo.callback(take_down)
-        put_up()
-
-    def goes_unheard(self, usual: Collection[Callable[..., Any]], *, but: Callable[..., Any]) -> None:
-        """Take off what hears of these *usual* events of each step, *but* for one, until ``hears_again``."""
-        for take_down, (put_up, notified) in self._hears.items():
-            if but not in notified and any(one in usual for one in notified):
-                self._missing.append(put_up)
-                take_down()
+    def goes_unheard(self) -> None:
+        """Take the hooks off the models, until ``hears_again``."""
+        for take_down in self._hooks:
+            take_down()
 
     def hears_again(self) -> None:
-        """Put it up again."""
-        while self._missing:
-            self._missing.pop()()
+        """Put them on again."""
+        for put_up in self._hooks.values():
+            put_up()
 
     def hear_fetches(self, undo: Undo) -> None:
         """Hear of the batches that any DataLoader is asked for, by ``fetch_begins`` and ``fetch_ends``."""

@@ -30,6 +30,7 @@ from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
 from lightning_flops.run.throughput import Batch
+from lightning_flops.run.unheard import ends_run
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 from lightning_flops.sinks.services import Services
@@ -159,6 +160,10 @@ class LightningAdapter(HearingAdapter):
         """What the loop's own DataLoader knows of the batch that it has brought last."""
         return rows_fetched(self._done.asked())
 
+    def is_between_steps(self) -> bool:
+        """Whether no tokens were read ahead."""
+        return not self.run.tokens.fetched
+
     def hears_again(self) -> None:
         """The optimizers have made attempts meanwhile."""
         super().hears_again()
@@ -187,6 +192,7 @@ class LightningAdapter(HearingAdapter):
         self.outside("start")  # until the first batch is there
 
     @safe
+    @ends_run
     def finish(self, error: BaseException | None = None) -> None:
         """The loop is over, or has raised *error*."""
         self.run.finish(interrupted_by=error)

@@ -31,6 +31,7 @@ from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, failed, safe
 from lightning_flops.run.throughput import Batch
+from lightning_flops.run.unheard import ends_run
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 
@@ -153,6 +154,10 @@ class LoopAdapter(HearingAdapter):
     def loader_workers(self) -> Collection[int]:
         """Those of the DataLoaders that were asked."""
         return self._known.workers
+
+    def is_between_steps(self) -> bool:
+        """Whether the step ended by itself, and no batch was fetched ahead."""
+        return self._steps.is_at_rest() and not self.run.tokens.fetched
 
     # ---- what is heard
 
@@ -366,16 +371,16 @@ class LoopAdapter(HearingAdapter):
         recorder, steps = self.run.window.recorder, self._steps
         later = self.run.window.marks is not None and recorder.tracing
         if steps.update_ends(id(optimizer) if name is None else name, later=later) == "step":
-            if self._in_update:
-                self._update_is_over()
+            self._update_is_over()
             self._running.updates += 1
             if steps.ended is not None:
                 self._follow()
 
     def _update_is_over(self) -> None:
-        self._in_update = False
-        self._forward_is_over()
-        self.run.leave()
+        if self._in_update:
+            self._in_update = False
+            self._forward_is_over()
+            self.run.leave()
 
     def mark_parts(self, stack: Undo) -> None:
         """Hear what belongs to an update and is none: clipping, and dropping gradients."""
@@ -403,8 +408,7 @@ class LoopAdapter(HearingAdapter):
         if steps.inside.fetches or steps.inside.left_out:
             steps.inside.fetches += 1
             return
-        if self._in_update:  # otherwise its closure fetches; no optimizer's step runs here: this one has raised
-            self._update_is_over()
+        self._update_is_over()  # otherwise its closure fetches; no optimizer's step runs here: this one has raised
         if is_new := fetches.asked() is not source:
             fetches.asked = weakref.ref(source)
             fetches.names = self._name(source), self._name(loader_of(source))
@@ -486,6 +490,7 @@ class LoopAdapter(HearingAdapter):
         self._follow()
 
     @safe
+    @ends_run
     def finish(self, error: BaseException | None = None) -> None:
         """The loop is over, or has raised *error*."""
         self._steps.finish()

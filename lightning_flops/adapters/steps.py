@@ -125,6 +125,10 @@ class Steps:
         self.away = False  # for an evaluation, until the loop goes on
         self.ended: StepEnd | None = None
 
+    def is_at_rest(self) -> bool:
+        """Whether nothing of the loop runs here, and all that was fetched is used up."""
+        return self.inside == Depths() and not self._waiting
+
     # ---- fetches
 
     def fetch_begins(

@@ -106,11 +106,6 @@ _Plan = tuple[Phase, Parts | None]
 #: The plan of one step after the other: each step is sent in when it is over, and brings the plan of the next.
 _Life = Generator[_Plan, RunningStep, None]
 
-_OTHER_SHAPES = (
-    "Batches have other shapes since some steps went unheard, which are in no time, and in the FLOPs of the run as the "
-    "step before them."
-)
-
 _OF_WHOLE = 2  # marks of a step that is timed between two stamps alone
 
 _TimedStep = tuple[StepRecord, list[Mark]]
@@ -127,8 +122,8 @@ class Measured:
     #: The steps that ran while some were timed.
     watched: list[_TimedStep] = field(default_factory=list)
     plain: list[_TimedStep] = field(default_factory=list)  #: Those of which no part was timed.
-    short_steps: int = 0  #: So many may go unheard after these,
-    unheard: list[Any] = field(default_factory=list)  #: and the stamps where they end, the first where they begin.
+    #: Stamps where steps end that go unheard after these, and before them where the first begins.
+    unheard: list[Any] = field(default_factory=list)
     are_alike: bool = False  #: The step after them has batches as those before.
     variable: bool = False  #: Steps keep changing in their signatures.
     complete: bool = False  #: Whether all counts and times are there.
@@ -326,6 +321,12 @@ class Recorder:
 
     # ---- steps end
 
+    def unheard_steps_are_over(self, steps: int) -> None:
+        """So many went unheard; what comes is heard."""
+        self._steps_done += steps - 1
+        self._ended = RunningStep()
+        self._step_is_over()
+
     def end_batch(self, *, shapes: Shapes, samples: int | None, tokens: int | None, ends_step: bool) -> None:
         """A batch went through the loop, with so many samples and tokens, if that is known.
 
@@ -415,14 +416,9 @@ class Recorder:
             yield from self._let_go_unheard(measured)
 
     def _let_go_unheard(self, measured: Measured) -> _Life:
-        measured.short_steps = len(measured.plain)
-        for _ in measured.plain:
-            yield Phase.UNHEARD, None
-        if measured.unheard:
-            step = yield Phase.SETTLING, None
-            measured.are_alike = step.record().signature.batches == measured.plain[-1][0].signature.batches
-            if not measured.are_alike:
-                self._notes.add(_OTHER_SHAPES)
+        yield Phase.UNHEARD, None  # until they are over
+        step = yield Phase.SETTLING, None
+        measured.are_alike = step.record().signature.batches == measured.plain[-1][0].signature.batches
 
     def _time(
         self, phase: Phase, timer: PhaseTimer, steps: list[_TimedStep]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,12 +65,16 @@ class Adapter(ABC):
         """By the loop's own word a phase of the step *begins*, or ends."""
 
     @abstractmethod
-    def goes_unheard(self, usual: Collection[Callable[..., Any]], *, but: Callable[..., Any]) -> None:
-        """Take off what hears of these *usual* events of each step, *but* for one, until ``hears_again``."""
+    def is_between_steps(self) -> bool:
+        """Whether a step has just ended, and nothing of the next one has begun, not even the fetch of its batch."""
+
+    @abstractmethod
+    def goes_unheard(self) -> None:
+        """Take the hooks off the models, until ``hears_again``: whole steps go unheard."""
 
     @abstractmethod
     def hears_again(self) -> None:
-        """Put it up again: meanwhile there were steps such as the last one that was heard."""
+        """Put them on again; a step has just ended."""
 
     @abstractmethod
     def call(self) -> tuple[str, Any] | None:

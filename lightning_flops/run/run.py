@@ -73,7 +73,7 @@ class Run:
         self.outside_of: list[str] = []  # what runs now and belongs to no step
         self.between = ""  # of it, what the framework is at between two steps
         self.phases: list[str] = []  # of the running step, each inside the one before; "" is no phase of its own
-        self.unheard: Unheard | None = None  # while steps of the window may go unheard
+        self.unheard: Unheard | None = None  # from the first step of the window that is timed as a whole
 
     def begin(self) -> None:
         """The run begins; the adapter's own hooks are in place."""
@@ -85,7 +85,7 @@ class Run:
     def _await_window(self, step: int | None, heat: Heat) -> None:
         """Prepare the window that opens before *step*."""
         self.notes.begin_window()
-        self.clock = None
+        self.clock = self.unheard = None
         self.window = new_window(
             step,
             adapter=self.adapter,
@@ -153,6 +153,11 @@ class Run:
         finally:
             if clock is not None and runs:
                 clock.go_on()
+
+    @property
+    def only(self) -> Any:
+        """The only method of the adapter's that is heard now; None: all are."""
+        return None if self.unheard is None else self.unheard.only
 
     def fetch_begins(self) -> None:
         """The loop asks its data loader for a batch; calls may nest, and the outermost counts."""
@@ -242,7 +247,6 @@ class Run:
         """
         window, delivery, throughput = self.window, self.delivery, self.throughput
         is_measured = window.scope is not None or window.recorder.sampling_lines
-        is_unheard = window.recorder.state is Phase.UNHEARD
         samples = throughput.samples(batches, rows)
         if window.is_open or is_measured:
             for number, (batch, size) in enumerate(zip(batches, samples, strict=True), 1):
@@ -257,7 +261,7 @@ class Run:
             batches,
             samples,
             updates=updates,
-            profiled=is_measured or delivery.worker.is_busy or is_unheard,
+            profiled=is_measured or delivery.worker.is_busy,
             ends_step=ends_step,
             counts_each=rows is not None,
         )
@@ -269,18 +273,23 @@ class Run:
             throughput.monitor.go_on()
         if ends_step:
             self._step_begins()
-            self._follow_unheard(*batches, updates=updates, rows=rows)
+            self._follow_unheard()
         elif not window.is_idle:
             self._follow()
 
-    def _follow_unheard(self, *batches: Batch, **given: Any) -> None:
-        recorder = self.window.recorder
-        if recorder.state not in (Phase.PLAIN, Phase.UNHEARD):
-            self.unheard = None
-        elif self.unheard is None:
-            self.unheard = Unheard(self.adapter)
-        else:
-            self.unheard.step_ends(recorder, partial(self.batch_done, *batches, ends_step=True, **given))
+    def _follow_unheard(self) -> None:
+        if self.unheard is not None:
+            self.unheard.step_ends(self.window.recorder)
+        elif self.window.recorder.state is Phase.PLAIN:
+            self.unheard = Unheard(self.adapter, self._heard_again)
+
+    def _heard_again(self, steps: int) -> None:
+        # So many went unheard.
+        self.steps_done += steps
+        self.throughput.unheard_steps += steps
+        self.window.recorder.unheard_steps_are_over(steps)
+        self._follow()
+        self.throughput.monitor.go_on()
 
     def _step_ends(self, seconds: float) -> None:
         self.throughput.step_ends(seconds, index=self.steps_done if self.window.is_open else None)

@@ -225,8 +225,8 @@ class TimingProfile:
     #: How many steps more were timed as a whole. How long steps are is of these: each of the timed ones, and its parts
     #: alike, is scaled to the one of these that has its place by length. 0: there are none, and nothing is scaled.
     whole_steps: int = 0
-    #: How many short ones after these ran without our hooks, but for that in which they end. If they took less, those
-    #: timed as a whole are scaled to them first.
+    #: How many short ones after these ran without hooks, and are in no other figure. If they took less, those timed as
+    #: a whole are scaled to them first.
     unheard_steps: int = 0
     longer: float = 1.0  #: How many times as long as these the timed steps took, for the marks between their parts.
     #: Whether there is some in each of them: then the loop's own seconds a step are more than these.

@@ -20,6 +20,7 @@ STEP_SEC, HOOK_SEC, AWAY_SEC = 2.0**-10, 2.0**-11, 2.0**-4  # powers of two: the
 TIMED = 16
 FIRST = 1 + 1 + 2 + TIMED  # before it are one that is not profiled, one counted, two left alone, and those with hooks
 STEPS, ROWS, WIDTH = FIRST + TIMED, 4, 8
+FLOPS = 4 * ROWS * WIDTH * WIDTH  # of a step: a forward, and the gradient of a matrix, as the rows need none
 
 
 class Hooked(nn.Linear):
@@ -78,13 +79,13 @@ def test_the_time_of_short_steps_is_of_those_without_hooks_which_are_counted_and
     text = " ".join(str(profiler.profile).split())
     assert "Step 1 counted, steps 4-11 timed by parts, 8 more as a whole, 8 without hooks." in text
     assert "8 more ran without our hooks: what hooks take is taken off these." in text and "too long" not in text
-    run = known(profiler.throughput)  # what nothing was heard of is in no rate
+    run = known(profiler.throughput)
+    assert run.notes == ("8 steps ran without hooks, to time them, and are in no figure of the run.",)
     assert (run.batch_cost_sec.average, known(run.ips).average) == (
         STEP_SEC + 2 * HOOK_SEC,
         ROWS / (STEP_SEC + 2 * HOOK_SEC),
     )
-    flops = known(profiler.profile).flops
-    assert run.model_flops == STEPS * flops.model
+    assert run.model_flops == (STEPS - 8) * FLOPS
     alone, _ = trained(now, profiled=False)
     assert torch.equal(net.weight, alone.weight)
 
@@ -107,18 +108,22 @@ def test_steps_that_are_long_or_not_all_alike_keep_their_hooks(now: FakeNow) -> 
         assert times_of(profiler.profile) == (step_sec + 2 * HOOK_SEC, 8, 0)
 
 
-def test_what_steps_do_not_have_brings_the_hooks_back_at_once(now: FakeNow) -> None:
-    """The fifth step without hooks is followed by a rest that the loop says to be outside of steps."""
+def test_what_steps_do_not_have_is_not_heard_either_and_in_no_time(now: FakeNow) -> None:
+    """After the fifth step without hooks the loop rests, and takes a gradient that no step has."""
 
     def rests(step: int, profiler: TrainingProfiler, now: FakeNow) -> None:
         if step == FIRST + 4:
             with profiler.outside_of_steps():
                 now.sleep(AWAY_SEC)
+            one = torch.ones(1, requires_grad=True)
+            torch.autograd.grad(one.sum(), one)
+            torch.compile(torch.neg, backend="eager")(one)  # our hooks are out of the compiler's sight
 
     net, profiler = trained(now, rests)
-    assert net.hooks == [2] * FIRST + [0] * 5 + [2] * (STEPS - FIRST - 5)
-    assert times_of(profiler.profile) == (STEP_SEC, 8, 5)
-    assert known(profiler.throughput).batch_cost_sec.average == STEP_SEC + 2 * HOOK_SEC
+    assert net.hooks == [2] * FIRST + [0] * 8 + [2] * 8
+    assert times_of(profiler.profile) == (STEP_SEC, 8, 8)
+    run = known(profiler.throughput)
+    assert (run.batch_cost_sec.average, run.model_flops) == (STEP_SEC + 2 * HOOK_SEC, (STEPS - 8) * FLOPS)
 
 
 @pytest.mark.parametrize("error", [None, ValueError])
@@ -137,7 +142,8 @@ def test_a_run_that_ends_meanwhile_has_all_its_steps_and_its_report(
     (profiler,) = ended
     # Nothing was heard of a step after them: they may have had other batches.
     assert times_of(profiler.profile) == (STEP_SEC + 2 * HOOK_SEC, 8, 0)
-    assert known(profiler.throughput).model_flops == (FIRST + 5) * known(profiler.profile).flops.model
+    run = known(profiler.throughput)
+    assert run.model_flops == FIRST * FLOPS and run.notes[-1].startswith("5 steps ran without hooks")
 
 
 def test_each_window_has_such_steps(now: FakeNow) -> None:
