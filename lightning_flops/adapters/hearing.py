@@ -53,10 +53,10 @@ class Hook:
 
     def __call__(self, *args: Any) -> None:
         """Notify the adapter, if it is there, on the thread that trains; steps that go unheard are asked for first."""
+        leave_compiled_code()
         adapter = self._adapter()
         if adapter is None or adapter.run.only not in (None, self._notify):
             return
-        leave_compiled_code()
         if adapter.run.delivery.thread == threading.get_ident():
             adapter.run.does(self._notify, adapter, *args)
 
@@ -95,8 +95,8 @@ class HearingAdapter(Adapter):
         """Hear of calls of a function on the run's training thread, until *undo* is closed; this holds us weakly.
 
         *begins* gets the arguments before the function does, *ends* what it has returned, or None where it has raised;
-        where *raises* is given it gets what was raised. What these raise ends our part of the run, as of ``safe``
-        methods. *owner* is as for ``listen``; of a class, *of* is the only instance whose calls are heard.
+        where *raises* is given, a ``safe`` method, it gets what was raised. What the others raise ends our part of the
+        run, too. *owner* is as for ``listen``; of a class, *of* is the only instance whose calls are heard.
         """
         held, only = weakref.ref(self), None if of is None else weakref.ref(of)
 
@@ -114,7 +114,7 @@ class HearingAdapter(Adapter):
             if (one := held()) is None:
                 return
             if error is not None and raises is not None:
-                one.run.does(raises, one, error)
+                raises(one, error)
             elif ends is not None:
                 one.run.does(ends, one, result)
 
@@ -130,11 +130,12 @@ class HearingAdapter(Adapter):
         ends: Callable[..., None],
     ) -> None:
         """Hear of the calls of *models*: *begins* gets the model, its arguments and the named ones."""
-        handles: list[Any] = []
+        held, handles = weakref.ref(self), list[Any]()
         enters, leaves = Hook(self, begins), Hook(self, ends)
 
         def put_up(*_: Any) -> None:
-            for model in () if handles or self.run.only else models:
+            one = held()
+            for model in () if handles or one is None or one.run.only else models:
                 handles.append(model.register_forward_pre_hook(enters, prepend=True, with_kwargs=True))
                 handles.append(model.register_forward_hook(leaves, always_call=True))
 

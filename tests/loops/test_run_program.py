@@ -81,7 +81,8 @@ class Ended:
 
 
 def test_a_loop_is_profiled_in_the_program_as_it_is(tmp_path: Path) -> None:
-    ended = Ended(tmp_path, BEGIN + TRAIN + SHOW, arguments=["--epochs", "3"])
+    # So few that none runs without hooks, in no figure of the run.
+    ended = Ended(tmp_path, BEGIN + TRAIN + SHOW, "--timing-steps", "8", arguments=["--epochs", "3"])
     assert ended.status == 0, ended.err
     alone = run_fork(["train.py", "--epochs", "3"], folder=tmp_path, imports=LIGHTNING, environment={})
     assert ended.out == alone.stdout  # its arguments, and its weights
