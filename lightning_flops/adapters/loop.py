@@ -460,7 +460,7 @@ class LoopAdapter(HearingAdapter):
     def names_phase(self, *, begins: bool) -> None:
         """A phase of the step *begins*, or ends: nothing in it is an evaluation."""
         steps = self._steps
-        steps.inside.phases += 1 if begins else -1
+        steps.inside.phases = max(0, steps.inside.phases + (1 if begins else -1))  # it may have begun unheard
         steps.away &= steps.inside.left_out > 0 or steps.known.says_outside
         self._follow()
 

@@ -127,7 +127,8 @@ class Steps:
 
     def is_at_rest(self) -> bool:
         """Whether nothing of the loop runs here, and all that was fetched is used up."""
-        return self.inside == Depths() and not self._waiting
+        is_used_up = self._current is None or not self._current.left
+        return self.inside == Depths() and not self._waiting and is_used_up
 
     # ---- fetches
 

@@ -373,6 +373,8 @@ class Recorder:
         if self._timer is not None:
             yield from self._settle_and_time(measured, self._timer)
         measured.complete = True
+        if self._timer is not None and _are_short(measured.plain, self._timer.clock):
+            yield from self._let_go_unheard(measured)
         flops = counter.flops
         calls = sum(cell.calls for cell in flops.cells) + sum(one.calls for one in flops.uncounted.values())
         for _ in self._tracer.steps(measured.is_comparable, operators=calls // len(measured.counted)):
@@ -412,8 +414,6 @@ class Recorder:
         while plain_matches < plain_steps and len(measured.plain) < 2 * self._timing_steps:
             signature = yield from self._time(Phase.PLAIN, timer, measured.plain)
             plain_matches += measured.may_be_comparable(signature)
-        if _are_short(measured.plain, timer.clock):
-            yield from self._let_go_unheard(measured)
 
     def _let_go_unheard(self, measured: Measured) -> _Life:
         yield Phase.UNHEARD, None  # until they are over

@@ -342,6 +342,8 @@ class Run:
         try:
             if (window := getattr(self, "window", None)) is None:
                 return  # it was interrupted while it began
+            if self.unheard is not None:
+                self.unheard.end()
             window.leave_scope()
             if window.is_open and (window.recorder.measured or self.throughput.step.batches):
                 if interrupted_by is not None:

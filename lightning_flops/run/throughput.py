@@ -31,7 +31,7 @@ from lightning_flops.run.adapter import Adapter
 from lightning_flops.schema.profile import ThroughputSummary
 
 _MOST_STRETCHES = 64
-_UNHEARD = "{} steps ran without hooks, to time them, and are in no figure of the run."
+_UNHEARD = "{} steps, or batches without one, ran without hooks, to time them, and are in no figure of the run."
 _MOST_APART = 64  # batches that are not added up yet: one by one it costs each step as much again
 
 

@@ -61,13 +61,11 @@ class Unheard:
     def does(self, ours: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | None:
         """What *ours* answers, if it is heard."""
         measured = self._measured
-        if measured is not None and ours in _ending:
-            self._end(measured)
-        elif measured is not None:
+        if measured is not None and ours not in _ending:
             if ours is self.only:
                 measured.stamp()
                 if len(measured.unheard) > len(measured.plain):
-                    self._end(measured)
+                    self.end()
             return None
         self._heard[ours] += 1
         outer, self._doing = self._doing, self._doing or ours
@@ -76,7 +74,9 @@ class Unheard:
         finally:
             self._doing = outer
 
-    def _end(self, measured: Measured) -> None:
-        self._measured = self.only = None
-        self._adapter.hears_again()
-        self._heard_again(len(measured.unheard) - 1)
+    def end(self) -> None:
+        """All is heard again, if steps went unheard."""
+        measured, self._measured, self.only = self._measured, None, None
+        if measured is not None:
+            self._adapter.hears_again()
+            self._heard_again(len(measured.unheard) - 1)

@@ -21,6 +21,7 @@ TIMED = 16
 FIRST = 1 + 1 + 2 + TIMED  # before it are one that is not profiled, one counted, two left alone, and those with hooks
 STEPS, ROWS, WIDTH = FIRST + TIMED, 4, 8
 FLOPS = 4 * ROWS * WIDTH * WIDTH  # of a step: a forward, and the gradient of a matrix, as the rows need none
+NOTE = "{} steps, or batches without one, ran without hooks, to time them, and are in no figure of the run."
 
 
 class Hooked(nn.Linear):
@@ -80,7 +81,7 @@ def test_the_time_of_short_steps_is_of_those_without_hooks_which_are_counted_and
     assert "Step 1 counted, steps 4-11 timed by parts, 8 more as a whole, 8 without hooks." in text
     assert "8 more ran without our hooks: what hooks take is taken off these." in text and "too long" not in text
     run = known(profiler.throughput)
-    assert run.notes == ("8 steps ran without hooks, to time them, and are in no figure of the run.",)
+    assert run.notes == (NOTE.format(8),)
     assert (run.batch_cost_sec.average, known(run.ips).average) == (
         STEP_SEC + 2 * HOOK_SEC,
         ROWS / (STEP_SEC + 2 * HOOK_SEC),
@@ -143,10 +144,54 @@ def test_a_run_that_ends_meanwhile_has_all_its_steps_and_its_report(
     # Nothing was heard of a step after them: they may have had other batches.
     assert times_of(profiler.profile) == (STEP_SEC + 2 * HOOK_SEC, 8, 0)
     run = known(profiler.throughput)
-    assert run.model_flops == FIRST * FLOPS and run.notes[-1].startswith("5 steps ran without hooks")
+    assert run.model_flops == FIRST * FLOPS and run.notes[-1] == NOTE.format(5)
 
 
 def test_each_window_has_such_steps(now: FakeNow) -> None:
     net, profiler = trained(now, profile_step=[1, FIRST + TIMED], steps=2 * STEPS)
     assert [times_of(one) for one in profiler.profiles] == [(STEP_SEC, 8, 8)] * 2
     assert net.hooks.count(0) == 16
+
+
+def test_a_phase_that_begins_in_them_and_ends_later_is_over_then(now: FakeNow) -> None:
+    """An evaluation some steps after it is no part of a step."""
+    net = Hooked(now, STEP_SEC)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    settings: dict[str, Any] = {"profile_step": 1, "timing_steps": TIMED, "trace": False, "lines": False}
+    data: Any = torch.ones(STEPS * ROWS, WIDTH)
+    with profile_training(net, optimizer, **settings) as profiler:
+        phase = profiler.phase("sorting")
+        for step, rows in enumerate(DataLoader(data, batch_size=ROWS)):
+            net(rows).sum().backward()
+            if step == FIRST + 2:
+                phase.__enter__()
+            elif step == FIRST + 8 + 2:
+                phase.__exit__(None, None, None)
+            optimizer.step()
+            if step > FIRST + 8 + 2:
+                net.eval()
+                with torch.no_grad():
+                    for held_out in DataLoader(data, batch_size=4 * ROWS):
+                        net(held_out)
+                net.train()
+    assert known(profiler.throughput).model_flops == (STEPS - 8) * FLOPS
+
+
+def test_steps_on_pieces_of_a_batch_keep_their_hooks(now: FakeNow) -> None:
+    """What is left of the batch could not be followed."""
+    net = Hooked(now, STEP_SEC)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    settings: dict[str, Any] = {"profile_step": 1, "timing_steps": TIMED, "trace": False, "lines": False}
+    with profile_training(net, optimizer, **settings):
+        for rows in DataLoader(torch.ones(4 * 64 * ROWS, WIDTH), batch_size=64 * ROWS):  # type: ignore[arg-type]
+            for piece in rows.split(ROWS):
+                net(piece).sum().backward()
+                optimizer.step()
+    assert set(net.hooks) == {2}
+
+
+def test_a_window_that_has_timed_all_that_was_asked_for_is_complete(now: FakeNow) -> None:
+    """The run ends with the last step that was timed as a whole, or while steps run without hooks."""
+    for steps in (FIRST, FIRST + 3):
+        _, profiler = trained(now, steps=steps)
+        assert not any("ended before" in note for note in known(profiler.profile).notes)
