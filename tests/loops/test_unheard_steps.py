@@ -150,7 +150,11 @@ def test_a_run_that_ends_meanwhile_has_all_its_steps_and_its_report(
 def test_each_window_has_such_steps(now: FakeNow) -> None:
     net, profiler = trained(now, profile_step=[1, FIRST + TIMED], steps=2 * STEPS)
     assert [times_of(one) for one in profiler.profiles] == [(STEP_SEC, 8, 8)] * 2
-    assert net.hooks.count(0) == 16
+    # The second one opens where its setting says: those that went unheard are steps of the run.
+    assert [step for step, hooks in enumerate(net.hooks) if not hooks] == [
+        *range(FIRST, FIRST + 8),
+        *range(FIRST + TIMED + FIRST - 1, FIRST + TIMED + FIRST - 1 + 8),
+    ]
 
 
 def test_a_phase_that_begins_in_them_and_ends_later_is_over_then(now: FakeNow) -> None:
@@ -195,3 +199,29 @@ def test_a_window_that_has_timed_all_that_was_asked_for_is_complete(now: FakeNow
     for steps in (FIRST, FIRST + 3):
         _, profiler = trained(now, steps=steps)
         assert not any("ended before" in note for note in known(profiler.profile).notes)
+
+
+@pytest.mark.parametrize("kind", ["two optimizers", "fetched ahead"])
+def test_steps_that_do_not_end_by_themselves_and_batches_fetched_ahead_keep_their_hooks(
+    kind: str, now: FakeNow
+) -> None:
+    net, other = Hooked(now, STEP_SEC), nn.Linear(WIDTH, WIDTH)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (net, other)]
+    settings: dict[str, Any] = {"profile_step": 1, "timing_steps": TIMED, "trace": False, "lines": False}
+    data: Any = DataLoader(torch.ones(STEPS * ROWS, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
+
+    def ahead() -> Any:
+        batches = iter(data)
+        held = next(batches)
+        for batch in batches:
+            yield held
+            held = batch
+
+    both = kind == "two optimizers"
+    models: Any = {"net": net, "other": other} if both else net
+    with profile_training(models, optimizers if both else optimizers[:1], **settings):
+        for rows in data if both else ahead():
+            (other(net(rows)) if both else net(rows)).sum().backward()
+            for optimizer in optimizers if both else optimizers[:1]:
+                optimizer.step()
+    assert set(net.hooks) == {2}
