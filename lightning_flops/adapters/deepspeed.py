@@ -33,7 +33,7 @@ from lightning_flops.run.delivery import OUTCOMES
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
 from lightning_flops.run.throughput import Batch
-from lightning_flops.run.unheard import ends_run
+from lightning_flops.run.unheard import always_heard
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 from lightning_flops.sinks.console import to_standard_output
@@ -294,12 +294,12 @@ class EngineAdapter(LoopAdapter):
     def _comes_back(self, _: Any) -> None:
         self.take_in()
 
-    @ends_run
+    @always_heard
     def _is_destroyed(self, _: Any) -> None:
         self.finish()
 
     @safe
-    @ends_run
+    @always_heard
     def raised(self, error: BaseException) -> None:
         """The user's model, optimizer or data raised *error*: report what was measured; training goes on without us."""
         self.finish(error)

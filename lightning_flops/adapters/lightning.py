@@ -30,7 +30,7 @@ from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
 from lightning_flops.run.throughput import Batch
-from lightning_flops.run.unheard import ends_run
+from lightning_flops.run.unheard import always_heard
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 from lightning_flops.sinks.services import Services
@@ -192,7 +192,7 @@ class LightningAdapter(HearingAdapter):
         self.outside("start")  # until the first batch is there
 
     @safe
-    @ends_run
+    @always_heard
     def finish(self, error: BaseException | None = None) -> None:
         """The loop is over, or has raised *error*."""
         self.run.finish(interrupted_by=error)

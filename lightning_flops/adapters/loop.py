@@ -31,7 +31,7 @@ from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, failed, safe
 from lightning_flops.run.throughput import Batch
-from lightning_flops.run.unheard import ends_run
+from lightning_flops.run.unheard import always_heard
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 
@@ -465,6 +465,7 @@ class LoopAdapter(HearingAdapter):
         self._follow()
 
     @safe
+    @always_heard
     def leave_out(self, what: str) -> None:
         """*what* begins, which belongs to no step, until ``take_in``."""
         steps = self._steps
@@ -475,6 +476,7 @@ class LoopAdapter(HearingAdapter):
         self.run.outside(what)
 
     @safe
+    @always_heard
     def take_in(self) -> None:
         """End of what belonged to no step."""
         self._steps.take_in()
@@ -490,7 +492,7 @@ class LoopAdapter(HearingAdapter):
         self._follow()
 
     @safe
-    @ends_run
+    @always_heard
     def finish(self, error: BaseException | None = None) -> None:
         """The loop is over, or has raised *error*."""
         self._steps.finish()

@@ -28,7 +28,7 @@ from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Shapes, TimePhase
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
-from lightning_flops.run.unheard import ends_run
+from lightning_flops.run.unheard import always_heard
 from lightning_flops.signals import Undo
 from lightning_flops.sinks.services import TrainerLog
 from lightning_flops.units import printable
@@ -196,7 +196,7 @@ class TrainerAdapter(LoopAdapter):
         self.log.log_ends(trainer.args, trainer.state, trainer.control)
 
     @safe
-    @ends_run
+    @always_heard
     def finish(self, error: BaseException | None = None) -> None:
         """The training is over, or has raised *error*: report what there is, if its last log has not said so."""
         self.run.finish(interrupted_by=error)

@@ -18,12 +18,12 @@ from lightning_flops.run.adapter import Adapter
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ending: set[Any] = set()
+_always: set[Any] = set()
 
 
-def ends_run(hook: Callable[P, R]) -> Callable[P, R]:
-    """*hook*, a method of an adapter, is heard in every step: the run is over."""
-    _ending.add(hook)
+def always_heard(hook: Callable[P, R]) -> Callable[P, R]:
+    """*hook*, a method of an adapter, is heard in every step: the run is over, or the loop says something itself."""
+    _always.add(hook)
     return hook
 
 
@@ -61,8 +61,8 @@ class Unheard:
     def does(self, ours: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | None:
         """What *ours* answers, if it is heard."""
         measured = self._measured
-        if measured is not None and ours not in _ending:
-            if ours is self.only:
+        if measured is not None and ours not in _always:
+            if ours is self.only and self._adapter.is_between_steps():  # not in what the loop has left out
                 measured.stamp()
                 if len(measured.unheard) > len(measured.plain):
                     self.end()

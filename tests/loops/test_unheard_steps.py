@@ -225,3 +225,23 @@ def test_steps_that_do_not_end_by_themselves_and_batches_fetched_ahead_keep_thei
             for optimizer in optimizers if both else optimizers[:1]:
                 optimizer.step()
     assert set(net.hooks) == {2}
+
+
+def test_updates_that_the_loop_leaves_out_are_none_of_these_steps(now: FakeNow) -> None:
+    net = Hooked(now, STEP_SEC)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    settings: dict[str, Any] = {"profile_step": 1, "timing_steps": TIMED, "trace": False, "lines": False}
+
+    def step(rows: Tensor) -> None:
+        net(rows).sum().backward()
+        optimizer.step()
+
+    with profile_training(net, optimizer, **settings) as profiler:
+        for number, rows in enumerate(DataLoader(torch.ones(STEPS * ROWS, WIDTH), batch_size=ROWS)):  # type: ignore[arg-type]
+            step(rows)
+            if number == FIRST + 2:
+                with profiler.outside_of_steps("probe"):
+                    for _ in range(20):
+                        step(rows)
+    assert times_of(profiler.profile) == (STEP_SEC, 8, 8)
+    assert known(profiler.throughput).model_flops == (STEPS - 8) * FLOPS
