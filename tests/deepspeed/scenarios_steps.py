@@ -347,3 +347,17 @@ def after_an_exception_nothing_is_left(where: str) -> None:
         assert (left_on(engine), handle.profile is None) == ([], at == 2)
         assert at == 8 or sum("RuntimeError" in line for line in lines) == 1, lines
         assert (state is Phase.UNHEARD) is (at == 23)
+
+
+@scenario()
+def an_engine_that_is_destroyed_while_steps_run_without_hooks_has_its_report() -> None:
+    """Steps 21 to 28 would have none; step 2 is counted."""
+    with installed(), patch("lightning_flops.measure.recorder._SHORT_SEC", math.inf):
+        engine = engine_of(config(block={**BLOCK, "monitor": True, "timing_steps": 16}))
+        handle = attach(engine)
+        train(engine, 24)
+        assert handle.run.window.recorder.state is Phase.UNHEARD
+        engine.destroy()
+    assert handle.profile is not None and handle.profile.counted_steps == (2,)
+    assert handle.throughput is not None
+    assert handle.throughput.notes[-1].startswith("3 steps, or batches without one, ran without hooks")

@@ -581,3 +581,17 @@ def test_samples_of_a_list_of_images_are_what_the_loader_was_asked_for(trainer: 
     callback = FlopsProfilerCallback(profile_step=step, timing_steps=1, trace=False)
     trainer(callback).fit(net, loader)
     assert profile_of(callback).samples == {1: 8, 2: 8, 5: 3}[step]
+
+
+def test_after_steps_without_hooks_a_step_has_its_own_updates_and_the_trace_its_number(
+    trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step is counted, 2 settle, 8 and 8 are timed, 8 have no hooks, one settles, one warms the tracer up."""
+    monkeypatch.setattr("lightning_flops.measure.recorder._SHORT_SEC", float("inf"))
+    once = {"wait": 0, "warmup": 1, "active": 1, "repeat": 1}
+    callback = FlopsProfilerCallback(profile_step=1, timing_steps=16, trace=True, trace_schedule=once, lines=False)
+    trainer(callback).fit(new_net(), loader(40))
+    summary, profile = throughput_of(callback), profile_of(callback)
+    assert (summary.steps_estimated, summary.model_flops) == (0, 32 * batch_flops().total)
+    assert profile.traced is not None
+    assert profile.traced.index == 1 + 1 + 2 + 8 + 8 + 8 + 1 + 1
