@@ -425,7 +425,7 @@ class WindowRecord:
     flops: FlopRecord
     counted_steps: tuple[StepRecord, ...]  # one step; several where signatures keep changing
     timed_steps: tuple[StepRecord, ...]
-    unheard_sec: tuple[float, ...] = ()  # each of more such steps, of which nothing was heard but where they end
+    unhooked_sec: tuple[float, ...] = ()  # each of more such steps, of which nothing was heard but where they end
     plain_steps: tuple[StepRecord, ...] = ()  # more such steps, timed as a whole: only the sum of ``seconds`` is true
     timing_steps: int  # how many timed steps were asked for
     phases: Mapping[str, BucketFlops] = field(default_factory=dict)  # what of *flops* each phase of the steps did

@@ -33,7 +33,7 @@ from lightning_flops.run.delivery import OUTCOMES
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
 from lightning_flops.run.throughput import Batch
-from lightning_flops.run.unheard import always_heard
+from lightning_flops.run.unhooked import always_heard
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 from lightning_flops.sinks.console import to_standard_output

@@ -52,7 +52,7 @@ class Hook:
         self._notify = notify
 
     def __call__(self, *args: Any) -> None:
-        """Notify the adapter, if it is there, on the thread that trains; steps that go unheard are asked for first."""
+        """Notify the adapter, if it is there and hears this, on the thread that trains."""
         leave_compiled_code()
         adapter = self._adapter()
         if adapter is None or adapter.run.only not in (None, self._notify):
@@ -152,12 +152,12 @@ class HearingAdapter(Adapter):
         if was_used():  # code that had seen the hooks would break its graph there
             around_compilations(undo, take_down, put_up)
 
-    def goes_unheard(self) -> None:
-        """Take the hooks off the models, until ``hears_again``."""
+    def take_hooks_off(self) -> None:
+        """Take the hooks off the models, until ``put_hooks_on``."""
         for take_down in self._hooks:
             take_down()
 
-    def hears_again(self) -> None:
+    def put_hooks_on(self) -> None:
         """Put them on again."""
         for put_up in self._hooks.values():
             put_up()

@@ -30,7 +30,7 @@ from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
 from lightning_flops.run.throughput import Batch
-from lightning_flops.run.unheard import always_heard
+from lightning_flops.run.unhooked import always_heard
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 from lightning_flops.sinks.services import Services
@@ -164,9 +164,9 @@ class LightningAdapter(HearingAdapter):
         """Whether no tokens were read ahead."""
         return not self.run.tokens.fetched
 
-    def hears_again(self) -> None:
+    def put_hooks_on(self) -> None:
         """The optimizers have made attempts meanwhile."""
-        super().hears_again()
+        super().put_hooks_on()
         self._done.attempts = self._attempted()
 
     # ---- what is heard

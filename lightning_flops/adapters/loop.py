@@ -31,7 +31,7 @@ from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, failed, safe
 from lightning_flops.run.throughput import Batch
-from lightning_flops.run.unheard import always_heard
+from lightning_flops.run.unhooked import always_heard
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo
 
@@ -460,7 +460,7 @@ class LoopAdapter(HearingAdapter):
     def names_phase(self, *, begins: bool) -> None:
         """A phase of the step *begins*, or ends: nothing in it is an evaluation."""
         steps = self._steps
-        steps.inside.phases = max(0, steps.inside.phases + (1 if begins else -1))  # it may have begun unheard
+        steps.inside.phases = max(0, steps.inside.phases + (1 if begins else -1))  # it may have begun unhooked
         steps.away &= steps.inside.left_out > 0 or steps.known.says_outside
         self._follow()
 

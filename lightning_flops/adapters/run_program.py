@@ -21,7 +21,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.module_hooks import hear_modules, hear_steps
 from lightning_flops.run.delivery import OUTCOMES
 from lightning_flops.run.run import Run, close_quietly, failed, safe
-from lightning_flops.run.unheard import always_heard
+from lightning_flops.run.unhooked import always_heard
 from lightning_flops.signals import Undo
 
 

@@ -28,7 +28,7 @@ from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Shapes, TimePhase
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
-from lightning_flops.run.unheard import always_heard
+from lightning_flops.run.unhooked import always_heard
 from lightning_flops.signals import Undo
 from lightning_flops.sinks.services import TrainerLog
 from lightning_flops.units import printable

@@ -89,7 +89,7 @@ def build_profile(
         processor=window.processor,
         longer=longer,
         whole=plain,
-        unheard_steps=len(window.unheard_sec),
+        unhooked_steps=len(window.unhooked_sec),
     )
     peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
     steps = timed or window.counted_steps

@@ -36,7 +36,7 @@ def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float, list[Ste
 
     No part is negative or absurd, and their sum is above zero. Marks cost time, on a host-bound GPU above all. So the
     typical step is one of those between two stamps alone, and each time of the others is scaled to it. Too few plain
-    ones are none. They are scaled to steps that went unheard, if these were shorter: to be heard costs time, too.
+    ones are none. They are scaled to steps that went without hooks, if these were shorter: to be heard costs time, too.
     """
     found = [(step, asdict(step.seconds)) for step in window.timed_steps if step.seconds is not None]
     timed = [(step, of) for step, of in found if sum(of.values()) > 0 and all(map(_is_duration, of.values()))]
@@ -44,10 +44,10 @@ def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float, list[Ste
     if not timed or len(plain) < _LEAST_PLAIN:
         return [step for step, _ in timed], 1.0, []
     whole_sec = _typical([one.seconds.total for one in plain if one.seconds is not None])
-    unheard_sec = _typical(window.unheard_sec) if len(window.unheard_sec) >= _LEAST_PLAIN else whole_sec
-    if unheard_sec < whole_sec:
-        plain = [_times_as_long(one, unheard_sec / whole_sec) for one in plain]
-    longer = _typical([sum(of.values()) for _, of in timed]) / min(unheard_sec, whole_sec)
+    unhooked_sec = _typical(window.unhooked_sec) if len(window.unhooked_sec) >= _LEAST_PLAIN else whole_sec
+    if unhooked_sec < whole_sec:
+        plain = [_times_as_long(one, unhooked_sec / whole_sec) for one in plain]
+    longer = _typical([sum(of.values()) for _, of in timed]) / min(unhooked_sec, whole_sec)
     return [_times_as_long(step, 1 / longer) for step, _ in timed], longer, plain
 
 
@@ -83,12 +83,12 @@ def build_timing(
     processor: ProcessorLoss | None = None,
     longer: float = 1.0,
     whole: Sequence[StepRecord] = (),
-    unheard_steps: int = 0,
+    unhooked_steps: int = 0,
 ) -> TimingProfile | None:
     """Means and spread over *steps*, whose times are possible; None without any.
 
     *steps* were so many times *longer*, as the *processor* knows them. Those of *whole* were timed as a whole: how
-    long steps are is of them, and how that is divided of *steps*, and where those stalled; so many more were *unheard*.
+    long steps are is of them, and how that is divided of *steps*, and where those stalled; more were *unhooked*.
     Of *mixed_phases*, which
     cannot be separated, only the sum is given. Phases of training that took no time are not there in a run that does
     not train.
@@ -110,7 +110,7 @@ def build_timing(
         excluded_sec=_excluded_sec([*steps, *whole]),
         excludes_in_each=all(any(one.excluded_sec.values()) for one in [*steps, *whole]),
         whole_steps=len(whole),
-        unheard_steps=unheard_steps,
+        unhooked_steps=unhooked_steps,
         longer=longer,
         processor_steps_sec=_by_step([spent / longer for spent in measured.batches_sec], steps),
         starved_share=measured.waited_share,

@@ -3,7 +3,7 @@
 An adapter's events reach a ``Recorder`` by the ``Run``. Which step is counted, which are timed, and when the window is
 over, is said in one place, in the order in which it happens: ``Recorder._window``::
 
-    waiting ── open() ──> counting ──> settling ──> timing ──> plain ──> unheard ┬──> tracing ──> lines ──> closed
+    waiting ── open() ──> counting ──> settling ──> timing ──> plain ──> unhooked ┬──> tracing ──> lines ──> closed
                              ^                        │                          │
                              └── signatures keep changing: as many are counted ──┘
 """
@@ -49,7 +49,7 @@ from lightning_flops.signals import Undo
 _LEAST_WATCHED = 10
 # Signatures "keep changing" when none of the steps to time, so many at least, has the counted one's, or few of twice.
 
-_SHORT_SEC = 0.01  # below it steps are timed unheard, too: to be heard makes them longer by up to 0.3 ms
+_SHORT_SEC = 0.01  # below it steps are timed unhooked, too: to be heard makes them longer by up to 0.3 ms
 _LEAST_HALVED = 16  #: From so many steps on the parts of one half are timed, and of the other half the step alone.
 
 
@@ -63,7 +63,7 @@ class Phase(Enum):
     SETTLING = "settling"
     TIMING = "timing"
     PLAIN = "plain"  #: Steps are timed between two stamps alone.
-    UNHEARD = "unheard"  #: Short ones are, too, if nothing else is heard of them: between the ends of two.
+    UNHOOKED = "unhooked"  #: Short ones are, too, if nothing else is heard of them: between the ends of two.
     TRACING = "tracing"
     LINES = "lines"  #: The user's lines are sampled.
     CLOSED = "closed"
@@ -122,8 +122,8 @@ class Measured:
     #: The steps that ran while some were timed.
     watched: list[_TimedStep] = field(default_factory=list)
     plain: list[_TimedStep] = field(default_factory=list)  #: Those of which no part was timed.
-    #: Stamps where steps end that go unheard after these, and before them where the first begins.
-    unheard: list[Any] = field(default_factory=list)
+    #: Stamps where steps end that go without hooks after these, and before them where the first begins.
+    unhooked: list[Any] = field(default_factory=list)
     are_alike: bool = False  #: The step after them has batches as those before.
     variable: bool = False  #: Steps keep changing in their signatures.
     complete: bool = False  #: Whether all counts and times are there.
@@ -140,20 +140,20 @@ class Measured:
         return signature.batches == counted.batches and all(map(operator.contains, ((0, one) for one in known), heard))
 
     def stamp(self) -> None:
-        """A step ends, and the next one goes unheard, or has."""
+        """A step ends, and the next one goes without hooks, or has."""
         if self.timer is not None:
-            self.unheard.append(self.timer.clock.stamp())
+            self.unhooked.append(self.timer.clock.stamp())
 
     def timed(self) -> dict[str, Any]:
         """Fields of a ``WindowRecord``: steps that can be compared with what was counted, and how they were timed."""
         if (timer := self.timer) is None:
             return {"timed_steps": ()}
         timer.clock.settle()
-        unheard = self.unheard if self.are_alike else []
+        unhooked = self.unhooked if self.are_alike else []
         return {
             "timed_steps": tuple(timer.read(*one) for one in self.watched if self.is_comparable(one[0].signature)),
             "plain_steps": tuple(timer.read(*one) for one in self.plain if self.may_be_comparable(one[0].signature)),
-            "unheard_sec": tuple(starmap(timer.clock.seconds_between, pairwise(unheard))),
+            "unhooked_sec": tuple(starmap(timer.clock.seconds_between, pairwise(unhooked))),
         }
 
 
@@ -321,8 +321,8 @@ class Recorder:
 
     # ---- steps end
 
-    def unheard_steps_are_over(self, steps: int) -> None:
-        """So many went unheard; what comes is heard."""
+    def unhooked_steps_are_over(self, steps: int) -> None:
+        """So many went without hooks; what comes is heard."""
         self._steps_done += steps - 1
         self._ended = RunningStep()
         self._step_is_over()
@@ -374,7 +374,7 @@ class Recorder:
             yield from self._settle_and_time(measured, self._timer)
         measured.complete = True
         if self._timer is not None and _are_short(measured.plain, self._timer.clock):
-            yield from self._let_go_unheard(measured)
+            yield from self._time_without_hooks(measured)
         flops = counter.flops
         calls = sum(cell.calls for cell in flops.cells) + sum(one.calls for one in flops.uncounted.values())
         for _ in self._tracer.steps(measured.is_comparable, operators=calls // len(measured.counted)):
@@ -415,8 +415,8 @@ class Recorder:
             signature = yield from self._time(Phase.PLAIN, timer, measured.plain)
             plain_matches += measured.may_be_comparable(signature)
 
-    def _let_go_unheard(self, measured: Measured) -> _Life:
-        yield Phase.UNHEARD, None  # until they are over
+    def _time_without_hooks(self, measured: Measured) -> _Life:
+        yield Phase.UNHOOKED, None  # until they are over
         step = yield Phase.SETTLING, None
         measured.are_alike = step.record().signature.batches == measured.plain[-1][0].signature.batches
 

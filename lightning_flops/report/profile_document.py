@@ -84,8 +84,8 @@ def times_section(profile: Profile) -> Section:
         f"{plain(timing.whole_steps)} that were timed as a whole: all their times are scaled to these."
         if timing.whole_steps
         else "",
-        f"{plain(timing.unheard_steps)} more ran without our hooks: what hooks take is taken off these."
-        if timing.unheard_steps
+        f"{plain(timing.unhooked_steps)} more ran without our hooks: what hooks take is taken off these."
+        if timing.unhooked_steps
         else "",
         # A tenth less is not by the marks, which can only lengthen a step.
         "Rough: steps got longer meanwhile, maybe not all parts alike." if timing.longer < 0.9 else "",

@@ -104,7 +104,7 @@ def _what(profile: Profile) -> str:
     context, micro_steps, size = profile.context, profile.micro_steps, profile.context.micro_batch_size
     word, name = context.step_word, profile.modules[0].type_name if profile.modules else ""
     timed = _indexes(word, profile.timed_steps).lower() or f"no {word}"
-    whole, unheard = (0, 0) if profile.timing is None else (profile.timing.whole_steps, profile.timing.unheard_steps)
+    whole, unhooked = (0, 0) if profile.timing is None else (profile.timing.whole_steps, profile.timing.unhooked_steps)
     loop = "" if context.trains else f" in a {context.loop} loop"
     times = "" if micro_steps == 1 else f" x {plain(micro_steps)} micro-steps"
     ranks = "" if context.dp_size == 1 else f" on each of {plain(context.dp_size)} ranks"
@@ -118,7 +118,7 @@ def _what(profile: Profile) -> str:
         f"{', '.join(filter(None, parts))}.",
         f"{counted} counted, {timed} timed"
         + (f" by parts, {plain(whole)} more as a whole" if whole else "")
-        + (f", {plain(unheard)} without hooks." if unheard else "."),
+        + (f", {plain(unhooked)} without hooks." if unhooked else "."),
     )
 
 
@@ -161,7 +161,7 @@ def _step(profile: Profile) -> str:
         f"{duration(step_sec)}, {samples}{tokens}{in_all} over the "
         "wall clock.",
         f"A {word} this short may read 0.1 ms too long."
-        if timing.global_step.typical_sec < _SHORT_SEC and not timing.unheard_steps
+        if timing.global_step.typical_sec < _SHORT_SEC and not timing.unhooked_steps
         else "",
         f"Left out of each {word}: {left_out}." if left_out else "",
         f"Between these {steps} {plural(word, steps)}, and in none of them: {', '.join(between)}."

@@ -69,11 +69,11 @@ class Adapter(ABC):
         """Whether a step has just ended, and nothing of the next one has begun, not even the fetch of its batch."""
 
     @abstractmethod
-    def goes_unheard(self) -> None:
-        """Take the hooks off the models, until ``hears_again``: whole steps go unheard."""
+    def take_hooks_off(self) -> None:
+        """Take the hooks off the models, until ``put_hooks_on``: whole steps go without hooks."""
 
     @abstractmethod
-    def hears_again(self) -> None:
+    def put_hooks_on(self) -> None:
         """Put them on again; a step has just ended."""
 
     @abstractmethod

@@ -34,7 +34,7 @@ from lightning_flops.report.text import render_text
 from lightning_flops.run.adapter import Adapter
 from lightning_flops.run.delivery import SEC_AFTER_ERROR, SEC_TO_FINISH, Delivery
 from lightning_flops.run.throughput import Batch, Throughput
-from lightning_flops.run.unheard import Unheard
+from lightning_flops.run.unhooked import Unhooked
 from lightning_flops.run.window import Window, new_window
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo, words_of
@@ -73,7 +73,7 @@ class Run:
         self.outside_of: list[str] = []  # what runs now and belongs to no step
         self.between = ""  # of it, what the framework is at between two steps
         self.phases: list[str] = []  # of the running step, each inside the one before; "" is no phase of its own
-        self.unheard: Unheard | None = None  # from the first step of the window that is timed as a whole
+        self.unhooked: Unhooked | None = None  # from the first step of the window that is timed as a whole
 
     def begin(self) -> None:
         """The run begins; the adapter's own hooks are in place."""
@@ -85,7 +85,7 @@ class Run:
     def _await_window(self, step: int | None, heat: Heat) -> None:
         """Prepare the window that opens before *step*."""
         self.notes.begin_window()
-        self.clock = self.unheard = None
+        self.clock = self.unhooked = None
         self.window = new_window(
             step,
             adapter=self.adapter,
@@ -143,8 +143,8 @@ class Run:
                 clock.pause()
             if self.closed:
                 return None
-            if (unheard := self.unheard) is not None:
-                return unheard.does(ours, *args, **kwargs)
+            if (unhooked := self.unhooked) is not None:
+                return unhooked.does(ours, *args, **kwargs)
             return ours(*args, **kwargs)
         except Exception as error:
             if not isinstance(error, RecursionError):  # there is no room for us, nor for words about it
@@ -157,7 +157,7 @@ class Run:
     @property
     def only(self) -> Any:
         """The only method of the adapter's that is heard now; None: all are."""
-        return None if self.unheard is None else self.unheard.only
+        return None if self.unhooked is None else self.unhooked.only
 
     def fetch_begins(self) -> None:
         """The loop asks its data loader for a batch; calls may nest, and the outermost counts."""
@@ -273,21 +273,21 @@ class Run:
             throughput.monitor.go_on()
         if ends_step:
             self._step_begins()
-            self._follow_unheard()
+            self._follow_unhooked()
         elif not window.is_idle:
             self._follow()
 
-    def _follow_unheard(self) -> None:
-        if self.unheard is not None:
-            self.unheard.step_ends(self.window.recorder)
+    def _follow_unhooked(self) -> None:
+        if self.unhooked is not None:
+            self.unhooked.step_ends(self.window.recorder)
         elif self.window.recorder.state is Phase.PLAIN:
-            self.unheard = Unheard(self.adapter, self._heard_again)
+            self.unhooked = Unhooked(self.adapter, self._hooks_are_on_again)
 
-    def _heard_again(self, steps: int) -> None:
-        # So many went unheard.
+    def _hooks_are_on_again(self, steps: int) -> None:
+        # So many went without hooks.
         self.steps_done += steps
-        self.throughput.unheard_steps += steps
-        self.window.recorder.unheard_steps_are_over(steps)
+        self.throughput.unhooked_steps += steps
+        self.window.recorder.unhooked_steps_are_over(steps)
         self._follow()
         self.throughput.monitor.go_on()
 
@@ -342,8 +342,8 @@ class Run:
         try:
             if (window := getattr(self, "window", None)) is None:
                 return  # it was interrupted while it began
-            if self.unheard is not None:
-                self.unheard.end()
+            if self.unhooked is not None:
+                self.unhooked.end()
             window.leave_scope()
             if window.is_open and (window.recorder.measured or self.throughput.step.batches):
                 if interrupted_by is not None:

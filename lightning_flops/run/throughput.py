@@ -31,7 +31,7 @@ from lightning_flops.run.adapter import Adapter
 from lightning_flops.schema.profile import ThroughputSummary
 
 _MOST_STRETCHES = 64
-_UNHEARD = "{} steps, or batches without one, ran without hooks, to time them, and are in no figure of the run."
+_UNHOOKED = "{} steps, or batches without one, ran without hooks, to time them, and are in no figure of the run."
 _MOST_APART = 64  # batches that are not added up yet: one by one it costs each step as much again
 
 
@@ -227,7 +227,7 @@ class Throughput:
     def __init__(self, adapter: Adapter, config: ProfilerConfig, *, note: Callable[[str], None]) -> None:
         self.monitor = Monitor()
         self.step = RunningStep()
-        self.unheard_steps = 0  # that are in no figure
+        self.unhooked_steps = 0  # that are in no figure
         self.counts_steps = config.monitor and not config.timer_only  # those outside of windows, too
         self.config = config
         self._context = adapter.context()
@@ -342,7 +342,7 @@ class Throughput:
             totals,
             dp_size=self._context.dp_size,
             flops=flops,
-            notes=(*notes, _UNHEARD.format(self.unheard_steps)) if self.unheard_steps else notes,
+            notes=(*notes, _UNHOOKED.format(self.unhooked_steps)) if self.unhooked_steps else notes,
             tokens=self.monitor.all_tokens,
             timed_tokens=self._tokens_in(totals.samples, totals.tokens),
             **self._peak_sec(None if flops is None else flops.unprofiled),

@@ -227,7 +227,7 @@ class TimingProfile:
     whole_steps: int = 0
     #: How many short ones after these ran without hooks, and are in no other figure. If they took less, those timed as
     #: a whole are scaled to them first.
-    unheard_steps: int = 0
+    unhooked_steps: int = 0
     longer: float = 1.0  #: How many times as long as these the timed steps took, for the marks between their parts.
     #: Whether there is some in each of them: then the loop's own seconds a step are more than these.
     excludes_in_each: bool = False

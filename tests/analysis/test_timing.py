@@ -247,17 +247,17 @@ def test_the_middle_half_leaves_out_a_quarter_on_either_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unheard_sec", "step_sec", "longer"), [((3.0,) * 6, 3.0, 5 / 3), ((4.5,) * 6, 4.0, 1.25), ((3.0,) * 3, 4.0, 1.25)]
+    ("unhooked_sec", "step_sec", "longer"), [((3.0,) * 6, 3.0, 5 / 3), ((4.5,) * 6, 4.0, 1.25), ((3.0,) * 3, 4.0, 1.25)]
 )
 def test_steps_timed_as_a_whole_are_scaled_to_those_without_hooks_if_these_took_less_and_are_enough(
-    unheard_sec: tuple[float, ...], step_sec: float, longer: float
+    unhooked_sec: tuple[float, ...], step_sec: float, longer: float
 ) -> None:
     """By parts they take 5 s, as a whole 4."""
     window = replace(
         windows.mlp_window(),
         timed_steps=tuple(windows.step(at, seconds=PhaseSeconds(forward=5.0)) for at in range(8)),
         plain_steps=whole(*(4.0,) * 6),
-        unheard_sec=unheard_sec,
+        unhooked_sec=unhooked_sec,
     )
     found = known(windows.build_profile(window, config=ProfilerConfig()).timing)
     assert (found.global_step_sec, found.longer) == (step_sec, longer)

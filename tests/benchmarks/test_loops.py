@@ -22,7 +22,7 @@ NONE_AS_A_WHOLE = {
 }  # fmt: skip
 
 
-# By parts alone; as by default, half of them as a whole, and more unheard if they are short.
+# By parts alone; as by default, half of them as a whole, and more unhooked if they are short.
 @pytest.mark.parametrize(("timing_steps", "short_sec"), [(8, 0.0), (16, 0.0), (16, math.inf)])
 @pytest.mark.parametrize("name", [name for name, loop in LOOPS.items() if loop.quick])
 @pytest.mark.filterwarnings("ignore")

@@ -309,7 +309,7 @@ def every_second_is_in_its_part(loader: str) -> None:
 
 @scenario("forward", "backward", "optimizer")
 def after_an_exception_nothing_is_left(where: str) -> None:
-    """Step 2 is counted; the window is closed before step 8, when the monitor alone is on. Step 23 goes unheard."""
+    """Step 2 is counted; the window is closed before step 8, when the monitor alone is on. Step 23 has no hooks."""
     failing = ""
 
     def fail(place: str) -> None:
@@ -346,7 +346,7 @@ def after_an_exception_nothing_is_left(where: str) -> None:
                 raise AssertionError("nothing was raised")
         assert (left_on(engine), handle.profile is None) == ([], at == 2)
         assert at == 8 or sum("RuntimeError" in line for line in lines) == 1, lines
-        assert (state is Phase.UNHEARD) is (at == 23)
+        assert (state is Phase.UNHOOKED) is (at == 23)
 
 
 @scenario()
@@ -356,7 +356,7 @@ def an_engine_that_is_destroyed_while_steps_run_without_hooks_has_its_report() -
         engine = engine_of(config(block={**BLOCK, "monitor": True, "timing_steps": 16}))
         handle = attach(engine)
         train(engine, 24)
-        assert handle.run.window.recorder.state is Phase.UNHEARD
+        assert handle.run.window.recorder.state is Phase.UNHOOKED
         engine.destroy()
     assert handle.profile is not None and handle.profile.counted_steps == (2,)
     assert handle.throughput is not None

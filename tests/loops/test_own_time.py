@@ -86,7 +86,7 @@ def test_the_clock_goes_on_whatever_interrupts_the_profiler_and_where(now: FakeN
 
     for clock, error in [(WallClock(now), ValueError), (Interrupted(now), KeyboardInterrupt)]:
         failures: list[str] = []
-        run: Any = SimpleNamespace(clock=clock, closed=False, unheard=None, fail=failures.append)
+        run: Any = SimpleNamespace(clock=clock, closed=False, unhooked=None, fail=failures.append)
         began = clock.stamp()
 
         def fails(run: Any = run) -> None:
@@ -103,7 +103,7 @@ def test_the_clock_goes_on_whatever_interrupts_the_profiler_and_where(now: FakeN
 
 def test_where_a_program_has_left_no_room_for_the_profiler_its_run_goes_on() -> None:
     failures: list[str] = []
-    run: Any = SimpleNamespace(clock=None, closed=False, unheard=None, fail=failures.append)
+    run: Any = SimpleNamespace(clock=None, closed=False, unhooked=None, fail=failures.append)
 
     def recurses() -> None:
         recurses()

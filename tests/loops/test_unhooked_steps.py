@@ -69,7 +69,7 @@ def trained(
 def times_of(profile: Profile | None) -> tuple[float, int, int]:
     """Seconds of a step, how many were timed as a whole, and how many without hooks."""
     timing = known(known(profile).timing)
-    return timing.global_step_sec, timing.whole_steps, timing.unheard_steps
+    return timing.global_step_sec, timing.whole_steps, timing.unhooked_steps
 
 
 def test_the_time_of_short_steps_is_of_those_without_hooks_which_are_counted_and_no_others(now: FakeNow) -> None:
@@ -150,7 +150,7 @@ def test_a_run_that_ends_meanwhile_has_all_its_steps_and_its_report(
 def test_each_window_has_such_steps(now: FakeNow) -> None:
     net, profiler = trained(now, profile_step=[1, FIRST + TIMED], steps=2 * STEPS)
     assert [times_of(one) for one in profiler.profiles] == [(STEP_SEC, 8, 8)] * 2
-    # The second one opens where its setting says: those that went unheard are steps of the run.
+    # The second one opens where its setting says: those that went without hooks are steps of the run.
     assert [step for step, hooks in enumerate(net.hooks) if not hooks] == [
         *range(FIRST, FIRST + 8),
         *range(FIRST + TIMED + FIRST - 1, FIRST + TIMED + FIRST - 1 + 8),
