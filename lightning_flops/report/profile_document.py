@@ -84,7 +84,7 @@ def times_section(profile: Profile) -> Section:
         f"{plain(timing.whole_steps)} that were timed as a whole: all their times are scaled to these."
         if timing.whole_steps
         else "",
-        f"{plain(timing.unhooked_steps)} more ran without our hooks: what hooks take is taken off these."
+        f"{plain(timing.unhooked_steps)} more ran without our hooks: if these took less, all times are scaled to them."
         if timing.unhooked_steps
         else "",
         # A tenth less is not by the marks, which can only lengthen a step.
