@@ -161,7 +161,7 @@ class LightningAdapter(HearingAdapter):
         return rows_fetched(self._done.asked())
 
     def is_between_steps(self) -> bool:
-        """Whether no tokens were read ahead."""
+        """Whether no tokens were read ahead, as beside a GPU, of a loader without a length."""
         return not self.run.tokens.fetched
 
     def put_hooks_on(self) -> None:

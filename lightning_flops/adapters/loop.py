@@ -157,7 +157,7 @@ class LoopAdapter(HearingAdapter):
 
     def is_between_steps(self) -> bool:
         """Whether the step ended by itself, and no batch was fetched ahead."""
-        return self._steps.is_at_rest() and not self.run.tokens.fetched
+        return self._steps.is_at_rest()
 
     # ---- what is heard
 
